@@ -1,0 +1,184 @@
+"""The folder of a run and of a stage: the only place that knows their file names, and how to write them whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.errors import ScaleupError
+from training.config import CHECKPOINTS, CONFIG, METRICS
+
+
+def home() -> Path:
+    """Return the folder that holds runs, store and the services' own state (``SCALEUP_HOME``, else ``.scaleup``)."""
+    return Path(os.environ.get("SCALEUP_HOME", Path(__file__).resolve().parent.parent / ".scaleup")).absolute()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` so that a reader sees the old file or the new one, never a part (temp file, fsync, rename)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object whole; NaN and infinity are refused, since other readers would refuse them later."""
+    write_whole(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in ``path``, or None where there is no such file."""
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except json.JSONDecodeError as error:
+        raise ScaleupError(f"{path} is not JSON ({error}); it is written whole, so something else changed it") from error
+    if not isinstance(value, dict):
+        raise ScaleupError(f"{path} holds a {type(value).__name__}, not an object")
+    return value
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """``runs/<experiment>/<run id>/``: ``run.json`` (who, when, why), ``recipe.json`` (frozen), one folder a stage."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, experiment: str, run_id: str) -> RunDir:
+        """Return the folder of a run by its two names; it need not exist yet."""
+        return cls(home() / "runs" / experiment / run_id)
+
+    @property
+    def experiment(self) -> str:
+        """Name of the experiment."""
+        return self.path.parent.name
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run, unique within its experiment."""
+        return self.path.name
+
+    @property
+    def info(self) -> Path:
+        """Who started the run, when, from which commit, on which cluster, with which seed."""
+        return self.path / "run.json"
+
+    @property
+    def recipe(self) -> Path:
+        """The experiment and its clusters as they were when the run began."""
+        return self.path / "recipe.json"
+
+    @property
+    def tracking(self) -> Path:
+        """Ids of the MLflow run, once it exists."""
+        return self.path / "tracking.json"
+
+    @property
+    def report_html(self) -> Path:
+        """The ladder report, for people."""
+        return self.path / "report.html"
+
+    @property
+    def report_md(self) -> Path:
+        """The ladder report as text."""
+        return self.path / "report.md"
+
+    def stage(self, name: str) -> StageDir:
+        """Return the folder of one stage."""
+        return StageDir(self.path / name)
+
+
+@dataclass(frozen=True)
+class StageDir:
+    """``runs/<experiment>/<run id>/gpus_64/``: all that a stage is."""
+
+    path: Path
+
+    @property
+    def run(self) -> RunDir:
+        """The run this stage belongs to."""
+        return RunDir(self.path.parent)
+
+    @property
+    def name(self) -> str:
+        """``gpus_64``: folder, Airflow task group and report title alike."""
+        return self.path.name
+
+    @property
+    def forecast(self) -> Path:
+        """What the stage should show, registered before it starts, and the entry gates' checks."""
+        return self.path / "forecast.json"
+
+    @property
+    def config(self) -> Path:
+        """The trainer's orders."""
+        return self.path / CONFIG
+
+    @property
+    def metrics(self) -> Path:
+        """What the trainer recorded."""
+        return self.path / METRICS
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints that the trainer wrote, one folder each."""
+        return self.path / CHECKPOINTS
+
+    @property
+    def job(self) -> Path:
+        """The job that runs the stage: name, attempt, id, command."""
+        return self.path / "job.json"
+
+    def attempt(self, number: int) -> Path:
+        """Folder of one attempt: ``log.txt`` and the launcher's own records."""
+        return self.path / f"attempt_{number}"
+
+    @property
+    def watch(self) -> Path:
+        """What the last look saw: progress, early gates' checks, how far MLflow has been fed."""
+        return self.path / "watch.json"
+
+    @property
+    def tracking(self) -> Path:
+        """Id of the MLflow child run and how far its curves have been shipped."""
+        return self.path / "tracking.json"
+
+    @property
+    def cause(self) -> Path:
+        """Why the stage ended or must end; ``cancel`` acts on nothing else."""
+        return self.path / "cause.json"
+
+    @property
+    def verdict(self) -> Path:
+        """All checks of the stage and their worst outcome."""
+        return self.path / "verdict.json"
+
+    @property
+    def promotion(self) -> Path:
+        """The recorded leave to start the next stage."""
+        return self.path / "promotion.json"
+
+    @property
+    def report_html(self) -> Path:
+        """The stage report, for people."""
+        return self.path / "report.html"
+
+    @property
+    def report_md(self) -> Path:
+        """The stage report as text."""
+        return self.path / "report.md"
