@@ -46,7 +46,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except json.JSONDecodeError as error:
-        raise ScaleupError(f"{path} is not JSON ({error}); it is written whole, so something else changed it") from error
+        said = f"{path} is not JSON ({error}); it is written whole, so something else changed it"
+        raise ScaleupError(said) from error
     if not isinstance(value, dict):
         raise ScaleupError(f"{path} holds a {type(value).__name__}, not an object")
     return value
@@ -157,6 +158,11 @@ class StageDir:
     def tracking(self) -> Path:
         """Id of the MLflow child run and how far its curves have been shipped."""
         return self.path / "tracking.json"
+
+    @property
+    def early(self) -> Path:
+        """The early gates' checks, once the canary's records are complete."""
+        return self.path / "early.json"
 
     @property
     def cause(self) -> Path:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
+if TYPE_CHECKING:  # DAG files read the gates' names and thresholds at every parse: no frames for that
+    import pandas as pd
 
 
 class Outcome(StrEnum):
@@ -105,6 +106,7 @@ class Evidence:
     forecast: Mapping[str, Any] | None = None  # forecast.json of this stage
     baseline: Mapping[str, Any] | None = None  # stored reference curve for the same data fingerprint
     previous: str | None = None  # stage whose hand-over this one started from
+    moment: When = "end"  # when this is judged: an early look may not ask for the last step
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ class Gate:
     function: GateFunction
     when: When
     needs: tuple[str, ...]  # fields of records, or capabilities: replay, held_out
+    also: tuple[When, ...] = ()  # further moments at which the claim is judged
 
     @property
     def claim(self) -> str:
@@ -138,18 +141,57 @@ class Gate:
         """The keyword parameters: the gate's YAML schema."""
         return {n: p for n, p in inspect.signature(self.function).parameters.items() if p.kind is p.KEYWORD_ONLY}
 
+    @property
+    def moments(self) -> tuple[When, ...]:
+        """All moments at which the gate is judged."""
+        return (self.when, *self.also)
+
 
 REGISTRY: dict[str, Gate] = {}
 
 
-def gate(*, when: When, needs: Sequence[str] = ()) -> Callable[[GateFunction], GateFunction]:
+def gate(*, when: When, needs: Sequence[str] = (), also: Sequence[When] = ()) -> Callable[[GateFunction], GateFunction]:
     """Register a function ``(evidence, *, thresholds...) -> Check`` as the gate of the same name."""
 
     def register(function: GateFunction) -> GateFunction:
         name = function.__name__
         if name in REGISTRY:
             raise ValueError(f"two gates are called {name!r}")
-        REGISTRY[name] = Gate(name, function, when, tuple(needs))
+        REGISTRY[name] = Gate(name, function, when, tuple(needs), tuple(also))
         return function
 
     return register
+
+
+class Unusable(Exception):
+    """Evidence that cannot be judged; a gate raises it with the reason, and :func:`judge` answers INVALID."""
+
+
+def judge(gate: Gate, evidence: Evidence, thresholds: Mapping[str, Any] | None = None) -> Check:
+    """Ask one gate; whatever goes wrong inside it becomes INVALID with the reason, never PASS and never a traceback.
+
+    The only place where a gate is called: a number in the answer that is not finite makes a PASS INVALID too.
+    """
+    given = dict(thresholds or {})
+    policy = {n: given.get(n, None if p.default is p.empty else p.default) for n, p in gate.thresholds.items()}
+    try:
+        check = gate.function(evidence, **given)
+    except Unusable as reason:
+        return _invalid(gate, policy, f"cannot be judged: {reason}")
+    except Exception as error:  # a gate that breaks has shown nothing
+        return _invalid(gate, policy, f"cannot be judged: the gate broke with {type(error).__name__}: {error}")
+    check = replace(check, gate=gate.name, thresholds=policy)
+    numbers = [v for v in (check.estimate, check.limit, *(check.interval or ())) if v is not None]
+    if check.outcome is Outcome.PASS and any(math.isnan(v) for v in numbers):
+        return replace(check, outcome=Outcome.INVALID, reason=f"cannot be judged: {check.reason} (a number is NaN)")
+    return check
+
+
+def _invalid(gate: Gate, policy: Mapping[str, Any], reason: str) -> Check:
+    return Check(
+        gate.name,
+        Outcome.INVALID,
+        reason,
+        thresholds=policy,
+        next_step="look at the stage's metrics.jsonl: without sound records nothing has been shown",
+    )

@@ -1,0 +1,36 @@
+"""All gates by name: importing this package fills :data:`REGISTRY`, from which YAML, reports and ``load()`` read."""
+
+from tasks.gates import loss, recovery, stability, throughput
+from tasks.gates.core import (
+    REGISTRY,
+    Check,
+    EarlierStage,
+    Evidence,
+    Gate,
+    Outcome,
+    StageFacts,
+    Unusable,
+    When,
+    gate,
+    judge,
+    worst,
+)
+
+__all__ = [
+    "REGISTRY",
+    "Check",
+    "EarlierStage",
+    "Evidence",
+    "Gate",
+    "Outcome",
+    "StageFacts",
+    "Unusable",
+    "When",
+    "gate",
+    "judge",
+    "loss",
+    "recovery",
+    "stability",
+    "throughput",
+    "worst",
+]
