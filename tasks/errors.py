@@ -29,3 +29,7 @@ class CheckpointUnsound(ScaleupError):
 
 class LaunchFailed(ScaleupError):
     """The cluster did not take the job."""
+
+
+class RecordsInvalid(ScaleupError):
+    """A trainer's ``metrics.jsonl`` breaks its contract; the message names the line."""
