@@ -1,0 +1,135 @@
+"""Jobs on this machine, each beside a supervisor process of its own; the attempt's folder says how each is."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tasks.errors import LaunchFailed
+from tasks.launchers import Job, JobState, State
+from tasks.launchers.local_supervisor import CANCEL, EXIT, ORDER, SUPERVISOR, read, write_whole
+from tasks.launchers.processes import alive, end, end_job
+from tasks.launchers.secret_file import SecretsUnusable, read_secrets
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+_REASONS = {
+    "finished": "finished",
+    "program": "the program ended with exit code {code}",
+    "cannot_start": "the command could not be started: {detail}",
+    "hours": "its hours were up",
+    "cancelled": "cancelled",
+    "no_progress": "it died by {signal} three times in a row without a new step or checkpoint",
+    "max_restarts": "it died by {signal} and had been started again {restarts} times already",
+}
+
+
+@dataclass(frozen=True)
+class LocalLauncher:
+    """Runs jobs on this machine; the fields are the ``launcher:`` block of a cluster file."""
+
+    kind: Literal["local"] = "local"
+    max_restarts: int = 10  # after deaths by signal; three in a row without progress end the job before
+    grace_seconds: float = 10.0  # between SIGTERM and SIGKILL
+
+    def submit(self, job: Job) -> str:
+        """Start the job's supervisor unless there is or was one; two at once start one."""
+        folder = Path(job.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            read_secrets(job.secrets_file, job.secrets)
+        except SecretsUnusable as error:
+            raise LaunchFailed(f"job {job.name}: {error}") from error
+        with _locked(folder / "submit.lock"):
+            if not any((folder / name).exists() for name in (SUPERVISOR, EXIT, CANCEL)):
+                write_whole(folder / ORDER, self._order(job))
+                _start_supervisor(job, folder)
+        return job.name
+
+    def poll(self, job: Job) -> JobState:
+        """Read how the job is from its folder and the process table."""
+        folder = Path(job.folder)
+        found = self._over(job)
+        if found is not None:
+            return found
+        supervisor = read(folder / SUPERVISOR)
+        if supervisor is None:
+            if (folder / CANCEL).exists():
+                return JobState("cancelled", "cancelled before it started", log=str(job.log))
+            state: State = "queued" if (folder / ORDER).exists() else "unknown"
+            return JobState(state, "not started yet", log=str(job.log))
+        started, restarts = supervisor["started"], supervisor["restarts"]
+        if alive(supervisor):
+            return JobState("running", "running", None, restarts, started, str(job.log))
+        # It may have ended between our two looks; only then is its last word there.
+        lost = JobState("lost", "its supervisor ended without a word", None, restarts, started, str(job.log))
+        return self._over(job) or lost
+
+    def cancel(self, job: Job, because: str) -> None:
+        """End the supervisor and everything the job started; afterwards ``poll`` says how it ended."""
+        folder = Path(job.folder)
+        if not folder.exists():
+            return
+        with _locked(folder / "submit.lock"):
+            if not (folder / EXIT).exists():
+                write_whole(folder / CANCEL, {"because": because, "time": time.time()})
+            supervisor = read(folder / SUPERVISOR)
+            if supervisor is not None:
+                end([supervisor], self.grace_seconds + 10)  # the supervisor ends the job first, and writes exit.json
+            end_job(job.name, self.grace_seconds)
+            if not (folder / EXIT).exists():
+                record = {"reason": "cancelled", "code": None, "signal": None, "detail": because, "restarts": 0}
+                write_whole(folder / EXIT, {**record, "started": None, "time": time.time()})
+
+    def _over(self, job: Job) -> JobState | None:
+        record = read(Path(job.folder) / EXIT)
+        if record is None:
+            return None
+        states: dict[str, State] = {"finished": "succeeded", "cancelled": "cancelled"}
+        reason = _REASONS[record["reason"]].format(**record)
+        state = states.get(record["reason"], "failed")
+        return JobState(state, reason, record["code"], record["restarts"], record["started"], str(job.log))
+
+    def _order(self, job: Job) -> dict[str, Any]:
+        """Return all that the supervisor needs; of secrets only names and file."""
+        binaries = Path(job.venv or sys.prefix).expanduser() / "bin"
+        paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        variables = {
+            "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONUNBUFFERED": "1",
+            **({"VIRTUAL_ENV": str(binaries.parent)} if job.venv else {}),
+            **job.variables,
+        }
+        command = list(job.command)
+        if job.setup:
+            command = ["bash", "-c", "\n".join(["set -e", *job.setup, 'exec "$@"']), "setup", *command]
+        order = {"command": command, "variables": variables, "max_restarts": self.max_restarts}
+        return {**job.to_json(), **order, "grace_seconds": self.grace_seconds}
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the file's lock; the kernel lets go of it when this process dies."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _start_supervisor(job: Job, folder: Path) -> None:
+    """Start it and hear its answer: it says one line once its identity is written down, and then lives on alone."""
+    command = [sys.executable, "-S", "-E", "-m", "tasks.launchers.local_supervisor", str(folder)]
+    started = subprocess.run(  # the process that this waits for forks and ends at once
+        command, cwd=_ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True, timeout=60
+    )
+    if started.stdout not in ("started", "already running", "already ran"):
+        said = (started.stderr or started.stdout).strip()[-500:]
+        raise LaunchFailed(f"job {job.name}: its supervisor did not start (exit {started.returncode}): {said}")
