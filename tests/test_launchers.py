@@ -109,8 +109,8 @@ def test_deaths_without_progress_end_the_job_and_say_so(launcher, job):
     job = program(job, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     launcher.submit(job)
     state = end_of(launcher, job)
-    assert (state.state, state.restarts) == ("failed", 2)
-    assert state.reason == "it died by SIGSEGV three times in a row without a new step or checkpoint"
+    assert (state.state, state.restarts) == ("failed", 3)
+    assert state.reason == "it died by SIGSEGV after 3 restarts in a row without a new step or checkpoint"
 
 
 def test_deaths_with_progress_end_at_max_restarts(job, tmp_path):
@@ -267,13 +267,14 @@ def test_variables_setup_and_secrets_reach_the_job_and_secrets_no_file(launcher,
     secrets = tmp_path / "secrets"
     secrets.write_text("# comment\nexport TOKEN='s3cret-value'\nOTHER=not asked for\n")
     secrets.chmod(0o600)
+    job = replace(job, variables={"COLOUR": "blue"}, setup=("export FROM_SETUP=yes",))
     job = program(
-        replace(job, variables={"COLOUR": "blue"}, setup=("export FROM_SETUP=yes",), secrets=("TOKEN",), secrets_file=str(secrets)),
+        replace(job, secrets=("TOKEN",), secrets_file=str(secrets)),
         """
         import os
         print(os.environ["COLOUR"], os.environ["FROM_SETUP"], len(os.environ["TOKEN"]), os.environ.get("OTHER"))
         """,
-    )  # fmt: skip
+    )
     launcher.submit(job)
     assert end_of(launcher, job).state == "succeeded"
     assert "blue yes 12 None" in job.log.read_text()

@@ -27,7 +27,7 @@ _REASONS = {
     "cannot_start": "the command could not be started: {detail}",
     "hours": "its hours were up",
     "cancelled": "cancelled",
-    "no_progress": "it died by {signal} three times in a row without a new step or checkpoint",
+    "no_progress": "it died by {signal} after {fruitless} restarts in a row without a new step or checkpoint",
     "max_restarts": "it died by {signal} and had been started again {restarts} times already",
 }
 
@@ -37,7 +37,8 @@ class LocalLauncher:
     """Runs jobs on this machine; the fields are the ``launcher:`` block of a cluster file."""
 
     kind: Literal["local"] = "local"
-    max_restarts: int = 10  # after deaths by signal; three in a row without progress end the job before
+    restarts: int = 3  # in a row after deaths by signal, without a new step or checkpoint between them
+    max_restarts: int = 100  # in all
     grace_seconds: float = 10.0  # between SIGTERM and SIGKILL
 
     def submit(self, job: Job) -> str:
@@ -112,8 +113,8 @@ class LocalLauncher:
         command = list(job.command)
         if job.setup:
             command = ["bash", "-c", "\n".join(["set -e", *job.setup, 'exec "$@"']), "setup", *command]
-        order = {"command": command, "variables": variables, "max_restarts": self.max_restarts}
-        return {**job.to_json(), **order, "grace_seconds": self.grace_seconds}
+        order = {"command": command, "variables": variables, "grace_seconds": self.grace_seconds}
+        return {**job.to_json(), **order, "restarts": self.restarts, "max_restarts": self.max_restarts}
 
 
 @contextmanager

@@ -25,7 +25,6 @@ from tasks.launchers.processes import MARK, end_job, identity
 from tasks.launchers.secret_file import SecretsUnusable, read_secrets
 
 ORDER, SUPERVISOR, EXIT, CANCEL = "order.json", "supervisor.json", "exit.json", "cancel.json"
-DEATHS_WITHOUT_PROGRESS = 3
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
 
@@ -67,7 +66,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Start the job, again and again while that makes sense, and write down how it ended."""
-        deaths = 0
+        fruitless = 0
         while not (self.folder / CANCEL).exists():
             before = self.progress()
             self.trim_torn_line()
@@ -82,9 +81,12 @@ class Supervisor:
             if child.returncode >= 0:
                 return self.finish("program" if child.returncode else "finished", code=child.returncode)
             number = -child.returncode
-            deaths = 0 if self.progress() != before else deaths + 1
-            if deaths >= DEATHS_WITHOUT_PROGRESS:
-                return self.finish("no_progress", number=number)
+            if self.progress() != before:
+                fruitless = 0
+            elif fruitless >= self.order["restarts"]:
+                return self.finish("no_progress", number=number, fruitless=fruitless)
+            else:
+                fruitless += 1
             if self.restarts >= self.order["max_restarts"]:
                 return self.finish("max_restarts", number=number)
             self.restarts += 1
@@ -146,11 +148,13 @@ class Supervisor:
             data = file.read()
             file.truncate(data.rfind(b"\n") + 1)
 
-    def finish(self, reason: str, *, code: int | None = None, number: int | None = None, detail: str = "") -> None:
+    def finish(
+        self, reason: str, *, code: int | None = None, number: int | None = None, detail: str = "", fruitless: int = 0
+    ) -> None:
         """Write ``exit.json``: the end of this job, for whoever asks."""
         signal_name = _name(number) if number else None
         record: dict[str, Any] = {"reason": reason, "code": code, "signal": signal_name, "detail": detail}
-        record |= {"restarts": self.restarts, "started": self.started, "time": time.time()}
+        record |= {"restarts": self.restarts, "fruitless": fruitless, "started": self.started, "time": time.time()}
         self.say(f"the job is over: {reason} {detail}".rstrip())
         write_whole(self.folder / EXIT, record)
 
