@@ -1,0 +1,231 @@
+"""A cluster file: where jobs run, and, where its GPUs are emulated, what a GPU and its network would do."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr, ValidationError
+
+from tasks import config_files
+from tasks.config_errors import Problem, from_pydantic, invalid, unknown
+from tasks.stage_dir import home
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+CountOrZero = Annotated[int, Field(strict=True, ge=0)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Part = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+Text = Annotated[StrictStr, Field(min_length=1)]
+
+
+class Strict(BaseModel):
+    """A mapping of the YAML: unknown keys are errors, values never change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+def _only(**later: str) -> BeforeValidator:
+    """Refuse values that are planned but do not work yet, and say what works."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str) and value in later:
+            raise ValueError(f"{value!r} does not work yet; {later[value]}")
+        return value
+
+    return BeforeValidator(check)
+
+
+class LauncherConfig(Strict):
+    """How jobs start. ``local``: processes of this machine, restarted from their newest checkpoint after a death."""
+
+    kind: Annotated[
+        Literal["local"],
+        _only(
+            slurm="only the launcher 'local' works so far",
+            kubernetes="only the launcher 'local' works so far",
+        ),
+    ] = Field(description="write kind: local")
+    restarts: CountOrZero = Field(default=3, description="how often a job that died may start again without progress")
+
+
+class Link(Strict):
+    """One kind of connection as a GPU sees it: Hockney's T = latency + bytes / bandwidth."""
+
+    latency_us: NotNegative = Field(description="microseconds until the first byte")
+    gbytes_per_second: Positive = Field(description="gigabytes a second that one GPU reaches")
+
+
+class Tier(Strict):
+    """A level of the network between nodes: it joins up to ``gpus`` GPUs, at ``factor`` of the bandwidth."""
+
+    gpus: Count = Field(description="how many GPUs this tier joins")
+    factor: Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)] = Field(
+        default=1.0, description="part of the bandwidth between nodes that is left"
+    )
+
+
+class Network(Strict):
+    """What carries gradients: inside a node, between nodes, and how far up which bandwidth holds."""
+
+    inside_node: Link = Field(description="latency_us and gbytes_per_second between GPUs of one node")
+    between_nodes: Link = Field(description="latency_us and gbytes_per_second between GPUs of two nodes")
+    tiers: tuple[Tier, ...] = Field(default=(), description="a list of {gpus, factor}, ascending")
+    overlap: Part = Field(default=0.0, description="part of the compute time behind which communication hides")
+
+
+class Noise(Strict):
+    """How modelled step times vary, in relative terms; every draw comes from the run's seed."""
+
+    launch_sd: NotNegative = Field(default=0.005, description="standard deviation from launch to launch")
+    step_sd: NotNegative = Field(default=0.01, description="standard deviation from step to step")
+    autocorrelation: Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)] = Field(
+        default=0.0, description="how much of a step's deviation carries over to the next"
+    )
+    spike_rate: Part = Field(default=0.0, description="chance that a step is a spike")
+    spike_factor: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)] = Field(
+        default=1.0, description="how many times longer a spiked step takes"
+    )
+
+
+class Store(Strict):
+    """Where promoted checkpoints are kept. A relative path is inside ``SCALEUP_HOME`` (``.scaleup``)."""
+
+    kind: Annotated[Literal["folder"], _only(s3="only the store 'folder' works so far")] = "folder"
+    path: Text = Field(default="store", description="a folder, relative to SCALEUP_HOME or absolute")
+
+    @property
+    def root(self) -> Path:
+        """The folder, absolute."""
+        return home() / Path(self.path).expanduser()
+
+
+class Secrets(Strict):
+    """Variables whose values never stand in a configuration file: NAME=value lines in a file of mode 0600."""
+
+    file: Text = Field(description="a file of NAME=value lines, readable by you alone (mode 0600)")
+    names: tuple[Text, ...] = Field(description="the variables to take from it")
+
+
+class Environment(Strict):
+    """What a job finds around it: an image or a virtual environment, mounts, set-up lines, variables, secrets."""
+
+    kind: Annotated[
+        Literal["none", "venv"],
+        _only(pyxis="'none' and 'venv' work so far", apptainer="'none' and 'venv' work so far"),
+    ] = "none"
+    venv: Text | None = Field(default=None, description="folder of the virtual environment, for kind venv")
+    image: Annotated[StrictStr, Field(pattern=r"^.+@sha256:[0-9a-f]{64}$")] | None = Field(
+        default=None, description="an image by digest, for pyxis and apptainer"
+    )
+    mounts: tuple[Text, ...] = ()
+    setup: tuple[Text, ...] = Field(default=(), description="shell lines that run before the trainer")
+    variables: dict[str, StrictStr] = Field(default_factory=dict)
+    secrets: Secrets | None = None
+
+
+class Cluster(Strict):
+    """Where jobs run. With ``emulated`` its GPUs do not exist: step times come from ``network`` and ``noise``."""
+
+    name: Text = Field(default="", json_schema_extra={"filled": True})
+    description: StrictStr = ""
+    launcher: LauncherConfig = Field(description="how jobs start, for example {kind: local}")
+    gpus_per_node: Count = Field(description="how many GPUs a node has")
+    nodes: Count = Field(description="how many nodes there are")
+    emulated: StrictBool = Field(default=False, description="true where the GPUs do not exist and are modelled")
+    network: Network | None = Field(default=None, description="links inside and between nodes, tiers, overlap")
+    flops_per_gpu: Positive | None = Field(default=None, description="FLOP/s that a GPU reaches on such a model")
+    memory_gib_per_gpu: Positive | None = Field(default=None, description="GiB of memory of one GPU")
+    noise: Noise = Noise()
+    price_per_gpu_hour: NotNegative = Field(default=0.0, description="US dollars")
+    store: Store = Store()
+    environment: Environment = Environment()
+    queue_hours: NotNegative = Field(default=0.0, description="how long a job may wait before it runs")
+    orphan_hours: Positive = Field(default=6.0, description="how long a job lives on when the pipeline lost it")
+    poll_seconds: Positive = Field(default=30.0, description="how often a running job is looked at")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole cluster."""
+        return self.gpus_per_node * self.nodes
+
+    def tier(self, gpus: int) -> int:
+        """Return how many network tiers a job of ``gpus`` spans: 0 inside a node, 1 between nodes, 2 and up beyond."""
+        if gpus <= self.gpus_per_node:
+            return 0
+        tiers = self.network.tiers if self.network else ()
+        return 1 + sum(tier.gpus < gpus for tier in tiers)
+
+
+def clusters() -> list[str]:
+    """Return the names of all clusters that have a file."""
+    return config_files.names("clusters")
+
+
+def load_cluster(name: str) -> Cluster:
+    """Return the cluster of that name; raise ConfigInvalid with all that is wrong in its file."""
+    path = config_files.config_root() / "clusters" / f"{name}.yaml"
+    if not path.is_file():
+        raise invalid(path, "cluster", [Problem("", unknown("cluster", name, clusters()))])
+    raw, extends = config_files.read(path, "cluster")
+    return parse_cluster(raw, path, extends)
+
+
+def parse_cluster(raw: Mapping[str, Any], path: Path, extends: str | None = None) -> Cluster:
+    """Return the cluster that a file's mapping describes; its name is the file's stem."""
+    problems = []
+    if "name" in raw:
+        problems.append(Problem("name", "is not needed: the file's name is the cluster's name; remove the key"))
+    plain = {key: value for key, value in raw.items() if key != "name"}
+    try:
+        cluster = Cluster.model_validate({**plain, "name": path.stem})
+    except ValidationError as error:
+        raise invalid(path, "cluster", [*problems, *from_pydantic(error.errors(), Cluster)], extends) from None
+    problems += _rules(cluster)
+    if problems:
+        raise invalid(path, "cluster", problems, extends)
+    return cluster
+
+
+def _rules(cluster: Cluster) -> list[Problem]:
+    """Return what is wrong between keys that are fine each on its own."""
+    problems = []
+    if cluster.emulated:
+        for key in ("network", "flops_per_gpu", "memory_gib_per_gpu"):
+            if getattr(cluster, key) is None:
+                problems.append(Problem(key, "is missing; emulated GPUs need it, step times are modelled from it"))
+    if cluster.network:
+        problems += _tiers(cluster.network.tiers, cluster.gpus)
+    return problems + _environment(cluster.environment)
+
+
+def _tiers(tiers: tuple[Tier, ...], gpus: int) -> list[Problem]:
+    sizes = [tier.gpus for tier in tiers]
+    if sizes != sorted(set(sizes)):
+        return [Problem("network.tiers", f"must ascend in gpus, not {', '.join(map(str, sizes))}")]
+    if sizes and sizes[-1] < gpus:
+        return [
+            Problem("network.tiers", f"end at {sizes[-1]} GPUs but the cluster has {gpus}; add one of {gpus} or more")
+        ]
+    return []
+
+
+def _environment(environment: Environment) -> list[Problem]:
+    problems = []
+    if environment.kind == "venv" and environment.venv is None:
+        problems.append(Problem("environment.venv", "is missing; kind venv needs its folder"))
+    if environment.secrets:
+        problems += _secrets(Path(environment.secrets.file).expanduser())
+    return problems
+
+
+def _secrets(file: Path) -> list[Problem]:
+    where = "environment.secrets.file"
+    if not file.is_file():
+        return [Problem(where, f"{str(file)!r} does not exist; write NAME=value lines into it and `chmod 600` it")]
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if mode != 0o600:
+        return [Problem(where, f"{str(file)!r} has mode {mode:04o}, so others may read it; `chmod 600` it")]
+    return []

@@ -1,0 +1,221 @@
+"""What must hold between the keys of an experiment and its clusters, checked before a GPU is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from tasks.as_trained import AsTrained, as_trained
+from tasks.cluster_config import Cluster
+from tasks.config_errors import Problem, unknown
+from tasks.experiment_config import Experiment, LearningRateRule, Recipe, Stage
+
+REHEARSABLE_PARAMETERS = 100_000_000  # a CPU does not end a stage of anything larger
+
+
+def stage_clusters(
+    experiment: Experiment, clusters: Mapping[str, Cluster], cluster: str | None = None
+) -> list[Cluster]:
+    """Return the cluster of each stage: its own, else ``cluster``, else the experiment's."""
+    return [clusters[stage.cluster or cluster or experiment.cluster] for stage in experiment.stages]
+
+
+def problems(experiment: Experiment, where: Sequence[Cluster]) -> list[Problem]:
+    """Return all that is wrong between keys; ``where`` is the cluster of each stage."""
+    found = [*_order(experiment), *_budget(experiment)]
+    for index, cluster in enumerate(where):
+        found += _size(index, experiment.stages[index], cluster)
+        found += _start(experiment, index, where)
+        found += _stage(experiment, index, as_trained(experiment, index, emulated=False), rehearsed=False)
+        if cluster.emulated:
+            trained = as_trained(experiment, index, emulated=True)
+            found += _stage(experiment, index, trained, rehearsed=True)
+            found += _rehearsable(trained, cluster)
+    return found
+
+
+def _order(experiment: Experiment) -> Iterator[Problem]:
+    sizes = [stage.gpus for stage in experiment.stages]
+    for index, (before, after) in enumerate(pairwise(sizes), start=1):
+        if after <= before:
+            yield Problem(f"stages.{index}.gpus", f"must be more than the {before} of the stage before, not {after}")
+
+
+def _budget(experiment: Experiment) -> Iterator[Problem]:
+    wanted = sum(stage.gpus * stage.hours for stage in experiment.stages)
+    if experiment.budget_gpu_hours is not None and wanted > experiment.budget_gpu_hours:
+        yield Problem(
+            "budget_gpu_hours",
+            f"allows {experiment.budget_gpu_hours:g} GPU-hours but the stages' gpus x hours add up to {wanted:g}",
+        )
+
+
+def _size(index: int, stage: Stage, cluster: Cluster) -> Iterator[Problem]:
+    """GPUs fill whole nodes, or a part of one, and the cluster has that many."""
+    gpus, per_node = stage.gpus, cluster.gpus_per_node
+    if gpus > per_node and gpus % per_node:
+        near = sorted({gpus // per_node * per_node, -(-gpus // per_node) * per_node})
+        would = " or ".join(str(count) for count in near)
+        text = f"{gpus} GPUs do not fill nodes of {per_node} (cluster {cluster.name}); {would} would"
+        yield Problem(f"stages.{index}.gpus", text)
+    if gpus > cluster.gpus:
+        yield Problem(
+            f"stages.{index}.gpus",
+            f"{gpus} GPUs are more than the {cluster.gpus} of cluster {cluster.name} "
+            f"({cluster.nodes} nodes of {per_node})",
+        )
+
+
+def _start(experiment: Experiment, index: int, where: Sequence[Cluster]) -> Iterator[Problem]:
+    start = experiment.stages[index].starts(index)
+    if start != "continue":
+        return
+    if index == 0:
+        yield Problem("stages.0.start", "the first stage has nothing to continue; write scratch or {weights: PATH}")
+    elif where[index].emulated != where[index - 1].emulated:
+        kinds = {True: "rehearsed", False: "real"}
+        now, before = (
+            f"{experiment.stages[at].name} is {kinds[where[at].emulated]} on {where[at].name}"
+            for at in (index, index - 1)
+        )
+        text = f"{now} and cannot continue where {before}; write start: scratch or choose clusters of one kind"
+        yield Problem(f"stages.{index}.cluster", text)
+
+
+def _stage(experiment: Experiment, index: int, trained: AsTrained, *, rehearsed: bool) -> Iterator[Problem]:
+    """All rules of one stage as it is trained."""
+
+    def path(key: str) -> str:
+        return _path(experiment, index, key, rehearsed)
+
+    yield from _layout(path("layout"), path("model"), trained.stage.gpus, trained.recipe)
+    yield from _learning_rate(path("learning_rate"), experiment, index, trained.stage)
+    if (trained.stage.steps is None) == (trained.stage.tokens is None):
+        said = "neither" if trained.stage.steps is None else "both"
+        yield Problem(_path(experiment, index, "", rehearsed), f"must say steps or tokens, not {said}")
+        return
+    listed = list(_batches(path("batch_sequences"), trained))
+    yield from listed
+    if not listed:
+        yield from _length(path("tokens" if trained.stage.steps is None else "steps"), experiment, index, trained)
+    if rehearsed:
+        processes = trained.recipe.processes
+        if processes and trained.stage.gpus % processes:
+            yield Problem(path("processes"), f"{processes} processes cannot share {trained.stage.gpus} ranks evenly")
+    else:
+        yield from _fed(path("batch_sequences"), trained)
+
+
+def _path(experiment: Experiment, index: int, key: str, rehearsed: bool) -> str:
+    """Return where the value of ``key`` was said: in a rehearsal of the stage or of all, in the stage, or in train."""
+    stage = f"stages.{index}"
+    if not key:
+        return stage
+    if rehearsed and key in experiment.stages[index].rehearsal:
+        return f"{stage}.rehearsal.{key}"
+    if rehearsed and key in experiment.rehearsal:
+        return f"rehearsal.{key}"
+    if key == "layout":
+        return stage
+    return f"{stage}.{key}" if key in Stage.model_fields else f"train.{key}"
+
+
+def _layout(where: str, model_path: str, gpus: int, recipe: Recipe) -> Iterator[Problem]:
+    """The model-parallel groups divide the GPUs, and the model divides into the groups."""
+    layout, model = recipe.layout, recipe.model
+    words = f"(tensor {layout.tensor} x pipeline {layout.pipeline})"
+    if gpus % layout.group:
+        would = _fitting(gpus, recipe)
+        yield Problem(where, f"{gpus} GPUs do not divide into groups of {layout.group} {words}; {would}")
+    elif (gpus // layout.group) % layout.shard:
+        copies = gpus // layout.group
+        fits = [n for n in range(1, copies + 1) if copies % n == 0 and n <= max(2 * layout.shard, 8)]
+        groups = f"{copies} groups" if layout.group > 1 else f"{copies} GPUs"
+        yield Problem(where, f"{groups} do not divide into shards of {layout.shard}; {_either('shard', fits)} would")
+    if model.hidden % model.heads:
+        yield Problem(model_path, f"hidden {model.hidden} does not divide by heads {model.heads}")
+    if model.heads % layout.tensor:
+        yield Problem(where, f"{model.heads} heads do not divide by tensor {layout.tensor}")
+    if model.layers % layout.pipeline:
+        yield Problem(where, f"{model.layers} layers do not divide by pipeline {layout.pipeline}")
+
+
+def _fitting(gpus: int, recipe: Recipe) -> str:
+    """Propose layouts near the one that does not fit: another pipeline, else another tensor."""
+    tensor, pipeline, model = recipe.layout.tensor, recipe.layout.pipeline, recipe.model
+    pipelines = [n for n in range(1, model.layers + 1) if model.layers % n == 0 and gpus % (tensor * n) == 0]
+    if pipelines:
+        near = sorted(sorted(pipelines, key=lambda n: abs(n - pipeline))[:3])
+        return f"tensor {tensor} x {_either('pipeline', near)} would"
+    tensors = [n for n in range(1, model.heads + 1) if model.heads % n == 0 and gpus % (n * pipeline) == 0]
+    if tensors:
+        near = sorted(sorted(tensors, key=lambda n: abs(n - tensor))[:3])
+        return f"{_either('tensor', near)} x pipeline {pipeline} would"
+    return "tensor 1 x pipeline 1 would"
+
+
+def _either(word: str, numbers: Sequence[int]) -> str:
+    return f"{word} {' or '.join(str(number) for number in numbers)}"
+
+
+def _learning_rate(where: str, experiment: Experiment, index: int, stage: Stage) -> Iterator[Problem]:
+    rule = stage.learning_rate
+    if not isinstance(rule, LearningRateRule):
+        return
+    earlier = [before.name for before in experiment.stages[:index]]
+    if rule.from_ in earlier:
+        return
+    if rule.from_ in [other.name for other in experiment.stages]:
+        before = ", ".join(earlier) if earlier else "none"
+        text = f"{rule.from_!r} does not come before {stage.name}; the stages before it are {before}"
+        yield Problem(f"{where}.from", text)
+    else:
+        yield Problem(f"{where}.from", unknown("stage", rule.from_, [s.name for s in experiment.stages]))
+
+
+def _batches(where: str, trained: AsTrained) -> Iterator[Problem]:
+    """A list of batches begins at 0, ascends in tokens, and is reached to its end."""
+    batches = trained.stage.batches
+    marks = [batch.from_tokens for batch in batches]
+    if marks[0] != 0:
+        yield Problem(f"{where}.0.from_tokens", f"must be 0 (or left out) in the first entry, not {marks[0]}")
+    elif marks != sorted(set(marks)):
+        yield Problem(where, f"must ascend in from_tokens, not {', '.join(str(mark) for mark in marks)}")
+    elif len(trained.segments) < len(batches):
+        done = sum(sequences * steps for sequences, steps in trained.segments) * trained.recipe.sequence_length
+        yield Problem(
+            f"{where}.{len(batches) - 1}.from_tokens",
+            f"{marks[-1]} tokens are never reached: the stage ends after {done}",
+        )
+
+
+def _length(where: str, experiment: Experiment, index: int, trained: AsTrained) -> Iterator[Problem]:
+    """A stage is longer than the parts of it that belong to its neighbours' checks."""
+    last = index + 1 == len(experiment.stages)
+    hands_over = not last and experiment.stages[index + 1].starts(index + 1) == "continue"
+    parts = {
+        "canary_steps": trained.canary_steps if index else 0,
+        "hand_over_steps": trained.hand_over_steps if hands_over else 0,
+    }
+    needed = sum(parts.values())
+    if trained.steps <= needed:
+        named = " + ".join(f"{key} {steps}" for key, steps in parts.items() if steps)
+        yield Problem(where, f"{trained.steps} steps are too few; there must be more than {named} = {needed}")
+
+
+def _fed(where: str, trained: AsTrained) -> Iterator[Problem]:
+    """A real GPU without a sequence in any step is paid for nothing."""
+    copies = trained.stage.gpus // trained.recipe.layout.group
+    least = min(batch.sequences for batch in trained.stage.batches)
+    if least < copies:
+        yield Problem(where, f"{least} sequences leave {copies - least} of {copies} data-parallel groups without any")
+
+
+def _rehearsable(trained: AsTrained, cluster: Cluster) -> Iterator[Problem]:
+    parameters = trained.recipe.model.shape.parameters
+    if parameters > REHEARSABLE_PARAMETERS:
+        yield Problem(
+            "rehearsal.model",
+            f"cluster {cluster.name} emulates its GPUs, and {parameters / 1e6:.0f}M parameters are too many to train "
+            f"in their place; write a model of at most {REHEARSABLE_PARAMETERS / 1e6:.0f}M here",
+        )

@@ -1,0 +1,261 @@
+"""An experiment file: the recipe, what a rehearsal trains in its place, and the stages that it climbs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictStr, Tag, field_serializer
+
+from tasks.cluster_config import Count, CountOrZero, NotNegative, Part, Positive, Strict, Text
+from tasks.config_errors import unknown
+from training import config as contract
+
+CAPABILITIES = {
+    "replay": "trains several spans, each with its own batch and learning rate, and repeats steps on the same samples",
+    "held_out": "writes held_out rows",
+    "resume": "goes on from its newest checkpoint when started again",
+    "save_at": "writes a checkpoint after the step that hand_over_step names",
+    "checkpoints": "writes checkpoint rows",
+    "evaluate": "has a command that computes the held-out loss of a checkpoint",
+    "sigusr1": "saves and exits when it gets SIGUSR1",
+}
+"""What a trainer may be able to do beside the required fields; optional fields of records count as well."""
+
+
+def _whole(value: Any) -> Any:
+    """Take 2.0e9 for the whole number it is: nobody counts the zeros of a token budget."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Tokens = Annotated[Count, BeforeValidator(_whole)]
+
+
+class Layout(Strict):
+    """How the model is split: ``tensor`` x ``pipeline`` GPUs hold it once, ``shard`` such groups share its states."""
+
+    tensor: Count = 1
+    pipeline: Count = 1
+    shard: Count = 1
+
+    @property
+    def group(self) -> int:
+        """GPUs that compute one sequence together."""
+        return self.tensor * self.pipeline
+
+
+class Model(Strict):
+    """A decoder-only transformer (pre-norm, RoPE, SwiGLU, tied embeddings)."""
+
+    layers: Count = Field(description="how many blocks")
+    hidden: Count = Field(description="width of the residual stream")
+    heads: Count = Field(description="attention heads")
+    ffn: Count = Field(description="width inside the SwiGLU")
+    vocabulary: Count = Field(description="how many tokens there are")
+
+    @property
+    def shape(self) -> contract.ModelShape:
+        """The same numbers as the trainer's contract has them."""
+        return contract.ModelShape(**self.model_dump())
+
+
+class OptimizerConfig(Strict):
+    """AdamW; the learning rate stands in the stages."""
+
+    betas: tuple[Part, Part] = (0.9, 0.98)
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 0.1
+    clip: Positive = 1.0
+
+
+class ScheduleConfig(Strict):
+    """Shape of the learning rate over all stages that continue one another: warm-up once, then constant or cosine."""
+
+    kind: Literal["constant", "cosine"] = "constant"
+    warmup_steps: CountOrZero = 0
+    floor: Part = 0.1
+
+
+class CheckpointingConfig(Strict):
+    """When checkpoints are written beside hand-over and end, and how many are kept."""
+
+    every_steps: Count = 1000
+    keep: Count = 3
+
+
+class HeldOutConfig(Strict):
+    """The fixed held-out set: its size, and after how many tokens it is looked at between start and end."""
+
+    sequences: Count = 256
+    every_tokens: Tokens | None = None
+
+
+class Recipe(Strict):
+    """What is trained, apart from what changes from stage to stage."""
+
+    model: Model = Field(description="layers, hidden, heads, ffn, vocabulary")
+    sequence_length: Count = Field(description="tokens of one sequence")
+    micro_batch_sequences: Count = 1
+    precision: Literal["float32", "bf16", "fp16"] = "bf16"
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    data: Text = "stdlib"
+    layout: Layout = Layout()
+    activation_checkpointing: StrictBool = False
+    checkpointing: CheckpointingConfig = CheckpointingConfig()
+    held_out: HeldOutConfig = HeldOutConfig()
+    processes: Count | None = Field(default=None, description="real processes; fewer than GPUs means virtual ranks")
+    reduction: Literal["batched", "exact"] = "batched"
+
+
+class BatchFrom(Strict):
+    """One entry of a batch that grows: ``sequences`` a step from ``from_tokens`` on, counted in this stage."""
+
+    sequences: Count = Field(description="sequences a step")
+    from_tokens: Annotated[CountOrZero, BeforeValidator(_whole)] = Field(
+        default=0, description="tokens of the stage before it"
+    )
+
+
+class LearningRateRule(Strict):
+    """The learning rate of an earlier stage, changed with the batch by ``rule``."""
+
+    rule: Literal["sqrt", "linear", "keep"] = Field(description="sqrt, linear or keep")
+    from_: Annotated[StrictStr, Field(min_length=1)] = Field(alias="from", description="the stage whose rate is scaled")
+
+    def factor(self, growth: float) -> float:
+        """Return the factor on the learning rate for a batch that grew ``growth`` times (GATES 2.5)."""
+        return float(growth ** {"sqrt": 0.5, "linear": 1.0, "keep": 0.0}[self.rule])
+
+
+class FromWeights(Strict):
+    """Start from the weights of a checkpoint that no stage of this experiment wrote."""
+
+    weights: Text = Field(description="path of a checkpoint folder")
+
+
+def _kind(**kinds: type | tuple[type, ...]) -> Discriminator:
+    """Choose a union's member by the type of what was written; the first is taken for anything else."""
+
+    def choose(value: Any) -> str:
+        return next((f"={name}" for name, type_ in kinds.items() if isinstance(value, type_)), f"={next(iter(kinds))}")
+
+    return Discriminator(choose)
+
+
+Batch = Annotated[
+    Annotated[Count, Tag("=number")] | Annotated[tuple[BatchFrom, ...], Field(min_length=1), Tag("=list")],
+    _kind(number=int, list=(list, tuple)),
+]
+LearningRate = Annotated[
+    Annotated[Positive, Tag("=number")] | Annotated[LearningRateRule, Tag("=rule")],
+    _kind(number=float, rule=(Mapping, LearningRateRule)),
+]
+StartChoice = Annotated[
+    Annotated[Literal["continue", "scratch"], Tag("=word")] | Annotated[FromWeights, Tag("=weights")],
+    _kind(word=str, weights=(Mapping, FromWeights)),
+]
+
+
+def _gate_value(value: Any) -> Any:
+    """Take ``finite_loss:`` with nothing behind it for a gate with its default thresholds."""
+    if value is None:
+        return {}
+    if value == "dropped" or isinstance(value, Mapping):
+        return value
+    raise ValueError(f"must be a mapping of thresholds, nothing (its defaults) or the word dropped, not {value!r}")
+
+
+GateChoice = Annotated[dict[str, Any] | Literal["dropped"], BeforeValidator(_gate_value)]
+
+
+class Stage(Strict):
+    """One scale of an experiment; ``rehearsal`` says what differs where its GPUs are emulated."""
+
+    gpus: Count = Field(description="how many GPUs")
+    cluster: Text | None = None
+    hours: Positive = Field(description="how long the job may run")
+    steps: Count | None = None
+    tokens: Tokens | None = None
+    batch_sequences: Batch = Field(description="sequences a step, or a list of {sequences, from_tokens}")
+    learning_rate: LearningRate = Field(description="a number, or {rule: sqrt, from: gpus_8}")
+    start: StartChoice | None = None
+    layout: Layout | None = None
+    gates: dict[str, GateChoice] = Field(description="what must hold, for example finite_loss:", min_length=1)
+    rehearsal: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """``gpus_64``: folder, task group and report title."""
+        return f"gpus_{self.gpus}"
+
+    @property
+    def batches(self) -> tuple[BatchFrom, ...]:
+        """The batch as a list, also where it is one number."""
+        batch = self.batch_sequences
+        return (BatchFrom(sequences=batch),) if isinstance(batch, int) else batch
+
+    def starts(self, index: int) -> Literal["continue", "scratch"] | FromWeights:
+        """Return how the stage begins; unsaid, the first is from scratch and the others continue."""
+        return self.start or ("continue" if index else "scratch")
+
+
+_SCALEUP = ("{python}", "-m", "training.train", "{stage_dir}")
+
+
+class Trainer(Strict):
+    """A program that reads ``config.json``, appends records and exits 0 when done.
+
+    Without ``command`` it is ours, which can do all. ``{python}``, ``{stage_dir}``, ``{checkpoint}`` and ``{config}``
+    are filled in.
+    """
+
+    name: Text = "scaleup"
+    command: tuple[Text, ...] = _SCALEUP
+    capabilities: frozenset[str] = frozenset(CAPABILITIES) | frozenset(contract.OPTIONAL)
+    evaluate: tuple[Text, ...] | None = ("{python}", "-m", "training.evaluate", "{checkpoint}", "--config", "{config}")
+    settings: dict[str, Any] = Field(default_factory=dict, description="passed through as config.json's extra")
+
+    @field_serializer("capabilities")
+    def _in_order(self, value: frozenset[str]) -> list[str]:
+        return sorted(value)  # a set has another order in every process, a frozen recipe must not
+
+    def can(self, what: str) -> bool:
+        """Return whether it has a capability or writes a field."""
+        return what in self.capabilities or what in contract.REQUIRED
+
+
+def _trainer(value: Any) -> Any:
+    """Take the word ``scaleup``, or a foreign trainer's mapping, which promises nothing that it does not say."""
+    if isinstance(value, str):
+        if value != "scaleup":
+            raise ValueError(f"{unknown('trainer', value, ['scaleup'])}; any other is a mapping with its command")
+        return {"name": "scaleup"}
+    if isinstance(value, Mapping) and value.get("name") != "scaleup":
+        if "command" not in value:
+            raise ValueError("has no command; a trainer of your own needs command: [program, '{stage_dir}']")
+        return {"name": "own", "capabilities": [], "evaluate": None, **value}
+    return value
+
+
+class Experiment(Strict):
+    """A recipe and the stages that prove it at growing scale."""
+
+    name: Text = Field(default="", json_schema_extra={"filled": True})
+    description: StrictStr = ""
+    owner: StrictStr = ""
+    cluster: Text = Field(description="the name of a file in configs/clusters")
+    trainer: Annotated[Trainer, BeforeValidator(_trainer)] = Trainer()
+    seed: CountOrZero = 0
+    hand_over_steps: Count = Field(default=60, description="steps before its end at which a stage hands over")
+    canary_steps: Count = Field(
+        default=60, description="steps after the replay that are judged before the rest is spent"
+    )
+    budget_gpu_hours: Positive | None = None
+    train: Recipe = Field(description="the recipe: model, sequence_length, layout, ...")
+    rehearsal: dict[str, Any] = Field(default_factory=dict)
+    stages: tuple[Stage, ...] = Field(description="a list of stages, ascending in gpus", min_length=1)
+
+    def stage_named(self, name: str) -> Stage | None:
+        """Return the stage of that name, if there is one."""
+        return next((stage for stage in self.stages if stage.name == name), None)

@@ -1,0 +1,93 @@
+"""The steps of a stage as spans: what it replays, its canary, the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tasks.as_trained import AsTrained, as_trained
+from tasks.cluster_config import Cluster
+from tasks.experiment_config import Experiment
+from training.config import PhaseName, Schedule, Span
+
+if TYPE_CHECKING:
+    from tasks.plan import StagePlan
+
+
+def replay(before: Sequence[Span], steps: int) -> tuple[Span, ...]:
+    """Return the last ``steps`` steps of a stage's own spans as a replay: batch, rate and schedule as they were."""
+    begin = before[-1].last_step - steps + 1
+    found = []
+    for span in before:
+        first = max(span.first_step, begin)
+        if first <= span.last_step:
+            found.append(replace(span, phase="replay", first_step=first, steps=span.last_step - first + 1))
+    return _joined(found)
+
+
+def own(
+    trained: AsTrained, *, done: int, canary_steps: int, rates: Sequence[float], total_steps: int
+) -> tuple[Span, ...]:
+    """Return canary and train after step ``done``, one span a batch; a batch that outlasts the canary is cut there.
+
+    ``rates`` holds the peak learning rate of each batch. The schedule counts from the start of the ladder's stages
+    that continue one another, which is step 0, and ends after ``total_steps``.
+    """
+    shape = trained.recipe.schedule
+    schedule = Schedule(shape.kind, 0, shape.warmup_steps, total_steps, shape.floor)
+    canary_ends = done + canary_steps
+    found, step = [], done
+    for (sequences, steps), rate in zip(trained.segments, rates, strict=True):
+        in_canary = min(steps, max(0, canary_ends - step))
+        parts: list[tuple[PhaseName, int]] = [("canary", in_canary), ("train", steps - in_canary)]
+        for phase, count in parts:
+            if count:
+                found.append(Span(phase, step + 1, count, sequences, rate, schedule))
+                step += count
+    return tuple(found)
+
+
+def done_before(previous: StagePlan | None, can_replay: bool) -> int:
+    """Return the last step that is not this stage's own: all of the previous one, or up to its hand-over."""
+    if previous is None:
+        return 0
+    return previous.last_step if can_replay else previous.hand_over_step or 0
+
+
+def chain_steps(experiment: Experiment, index: int, where: Sequence[Cluster]) -> int:
+    """Return the last step of the stages that continue one another around stage ``index``."""
+    begin = index
+    while experiment.stages[begin].starts(begin) == "continue":
+        begin -= 1
+    total, at = 0, begin
+    while True:
+        trained = as_trained(experiment, at, where[at].emulated)
+        total += trained.steps
+        at += 1
+        if at == len(experiment.stages) or experiment.stages[at].starts(at) != "continue":
+            return total
+        if not experiment.trainer.can("replay"):
+            total -= trained.hand_over_steps
+
+
+def tokens_after(previous: StagePlan | None, step: int) -> int:
+    """Return the tokens seen after ``step`` of a stage, 0 where there is none before."""
+    if previous is None:
+        return 0
+    sequences = sum(
+        span.batch_sequences * max(0, min(span.last_step, step) - span.first_step + 1) for span in previous.own_spans
+    )
+    return previous.tokens_first + sequences * previous.recipe.sequence_length
+
+
+def _joined(parts: Sequence[Span]) -> tuple[Span, ...]:
+    """Join neighbours that differ in nothing but the phase they once had."""
+    found: list[Span] = []
+    for span in parts:
+        same = found and replace(span, first_step=found[-1].first_step, steps=found[-1].steps) == found[-1]
+        if same:
+            found[-1] = replace(found[-1], steps=found[-1].steps + span.steps)
+        else:
+            found.append(span)
+    return tuple(found)
