@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,6 +170,24 @@ class StageDir:
     def cause(self) -> Path:
         """Why the stage ended or must end; ``cancel`` acts on nothing else."""
         return self.path / "cause.json"
+
+    @property
+    def leave(self) -> Path:
+        """A person's recorded leave to go on although an entry or early gate said no: who, why."""
+        return self.path / "leave.json"
+
+    @property
+    def hand_over(self) -> Path:
+        """Checkpoints of a foreign format, with the manifest that we wrote for them."""
+        return self.path / "hand_over"
+
+    @contextmanager
+    def locked(self, what: str) -> Iterator[None]:
+        """Hold the stage's lock for ``what``, so that two tasks at once do it in turn; a death lets go of it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / f".{what}.lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     @property
     def verdict(self) -> Path:
