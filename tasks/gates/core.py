@@ -116,6 +116,7 @@ class EarlierStage:
     facts: StageFacts
     steps: pd.DataFrame
     held_out: pd.DataFrame
+    forecast: Mapping[str, Any] | None = None  # what had been registered for it
 
 
 GateFunction = Callable[..., Check]
@@ -167,6 +168,10 @@ class Unusable(Exception):
     """Evidence that cannot be judged; a gate raises it with the reason, and :func:`judge` answers INVALID."""
 
 
+class Undecided(Unusable):
+    """Sound evidence, but too little of it to say yes or no: :func:`judge` answers NEED_MORE_DATA."""
+
+
 def judge(gate: Gate, evidence: Evidence, thresholds: Mapping[str, Any] | None = None) -> Check:
     """Ask one gate; whatever goes wrong inside it becomes INVALID with the reason, never PASS and never a traceback.
 
@@ -176,6 +181,9 @@ def judge(gate: Gate, evidence: Evidence, thresholds: Mapping[str, Any] | None =
     policy = {n: given.get(n, None if p.default is p.empty else p.default) for n, p in gate.thresholds.items()}
     try:
         check = gate.function(evidence, **given)
+    except Undecided as reason:
+        more = f"cannot be decided yet: {reason}"
+        return Check(gate.name, Outcome.NEED_MORE_DATA, more, thresholds=policy, next_step="get what is missing")
     except Unusable as reason:
         return _invalid(gate, policy, f"cannot be judged: {reason}")
     except Exception as error:  # a gate that breaks has shown nothing

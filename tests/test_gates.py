@@ -1,0 +1,184 @@
+"""What holds for every gate: it is registered with a claim, it fails closed, and its answer survives a file."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from gate_evidence import facts, held_out, second_stage, third_stage_entry
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tasks.gates import REGISTRY, Check, EarlierStage, Evidence, Gate, Outcome, Unusable, judge, worst
+
+NAMES = sorted(REGISTRY)
+THRESHOLDS: dict[str, dict[str, Any]] = {
+    "scaling_efficiency": {"reference": "gpus_8"},
+    "forecast_efficiency": {"reference": "gpus_64"},
+}
+
+
+def healthy(gate: str) -> Evidence:
+    if gate == "forecast_efficiency":
+        return third_stage_entry(-0.005)
+    evidence = second_stage()
+    one = evidence.earlier["gpus_8"]
+    return replace(evidence, earlier={"gpus_8": replace(one, held_out=held_out(one.facts, 5.5, 3.1, hand_over=3.2))})
+
+
+def ask(gate: str, evidence: Evidence) -> Check:
+    return judge(REGISTRY[gate], evidence, THRESHOLDS.get(gate))
+
+
+def damaged(evidence: Evidence, spoil: Any) -> Evidence:
+    """The same evidence with every frame spoilt."""
+    earlier = {n: EarlierStage(e.facts, spoil(e.steps), spoil(e.held_out)) for n, e in evidence.earlier.items()}
+    return replace(evidence, steps=spoil(evidence.steps), held_out=spoil(evidence.held_out), earlier=earlier)
+
+
+def test_the_gates_of_the_ladder():
+    assert set(NAMES) == {
+        "canary", "finite_loss", "forecast_efficiency", "loss_near_baseline",
+        "replay_parity", "resume_parity", "scaling_efficiency", "steady_throughput",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gate_claims_something_and_its_thresholds_are_typed(name: str):
+    gate = REGISTRY[name]
+    assert gate.claim.endswith(".")
+    assert gate.needs
+    assert gate.when in gate.moments
+    assert all(p.annotation in ("float", "int", "str") for p in gate.thresholds.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_healthy_evidence_passes_with_everything_filled_in(name: str):
+    check = ask(name, healthy(name))
+    assert check.outcome is Outcome.PASS, check.reason
+    assert check.gate == name
+    assert None not in (check.estimate, check.limit)
+    assert all((check.unit, check.n, check.window, check.method))
+    assert set(check.thresholds) == set(REGISTRY[name].thresholds)
+    assert Check.from_json(json.loads(json.dumps(check.to_json()))) == check
+
+
+def spoil_values(value: float) -> Any:
+    def spoil(frame: pd.DataFrame) -> pd.DataFrame:
+        numeric = [c for c in ("loss", "step_seconds") if c in frame.columns]
+        return frame.assign(**{c: value for c in numeric})
+
+    return spoil
+
+
+SPOILS = {
+    "all NaN": spoil_values(math.nan),
+    "all infinite": spoil_values(math.inf),
+    "constant": spoil_values(3.0),
+    "zero": spoil_values(0.0),
+    "negative infinity": spoil_values(-math.inf),
+    "empty": lambda frame: frame.iloc[:0],
+    "no columns": lambda frame: pd.DataFrame(),
+    "one row": lambda frame: frame.iloc[:1],
+    "a few rows": lambda frame: frame.iloc[:9],
+    "text": lambda frame: frame.assign(loss="many", **({"step_seconds": "long"} if "phase" in frame else {})),
+    "no step": lambda frame: frame.drop(columns="step"),
+}
+
+
+# Equal numbers are what resume_parity asks for, and "a few rows" are all that the held-out set ever gives.
+SOUND_AFTER_ALL = {("resume_parity", s) for s in ("constant", "zero", "one row", "a few rows")} | {
+    ("loss_near_baseline", "a few rows")
+}
+
+
+@pytest.mark.parametrize(("name", "spoilt"), sorted({(n, s) for n in NAMES for s in SPOILS} - SOUND_AFTER_ALL))
+def test_spoilt_evidence_never_passes(name: str, spoilt: str):
+    evidence = damaged(healthy(name), SPOILS[spoilt])
+    check = ask(name, evidence)
+    assert check.outcome in (Outcome.INVALID, Outcome.FAIL), check.reason
+    if spoilt in ("empty", "no columns", "one row", "no step"):
+        assert check.outcome is Outcome.INVALID
+    assert check.reason and check.next_step
+    json.dumps(check.to_json(), allow_nan=False)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(name=st.sampled_from(NAMES), data=st.data())
+def test_no_frame_makes_a_gate_raise_and_no_bad_number_passes(name: str, data: st.DataObject):
+    """Any numbers, NaN and infinities among them, in any rows, doubled and shuffled: a Check comes back, sound JSON."""
+    rows = data.draw(st.lists(st.integers(0, 109), max_size=60), label="rows spoilt")
+    number = st.one_of(st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -1.0]), st.floats(allow_nan=True, width=32))
+    value = data.draw(number, label="value")
+    column = data.draw(st.sampled_from(["loss", "step_seconds", "step", "tokens"]), label="column")
+    keep = data.draw(st.integers(0, 110), label="rows kept")
+    double = data.draw(st.booleans(), label="doubled")
+    seed = data.draw(st.integers(0, 9), label="order")
+
+    def spoil(frame: pd.DataFrame) -> pd.DataFrame:
+        if column in frame.columns:
+            values = frame[column].to_numpy(dtype=float).copy()
+            values[[r for r in rows if r < len(values)]] = value
+            frame = frame.assign(**{column: values})
+        frame = frame.iloc[:keep]
+        frame = pd.concat([frame, frame]) if double else frame
+        return frame.sample(frac=1.0, random_state=seed)
+
+    evidence = damaged(healthy(name), spoil)
+    check = ask(name, evidence)
+    json.dumps(check.to_json(), allow_nan=False)
+    if check.outcome is Outcome.PASS:
+        numbers = [v for v in (check.estimate, check.limit, *(check.interval or ())) if v is not None]
+        assert np.isfinite(numbers).all()
+        if name == "finite_loss":
+            assert np.isfinite(evidence.steps["loss"]).all()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(name=st.sampled_from(NAMES), seed=st.integers(0, 99))
+def test_order_and_repetition_of_rows_change_nothing(name: str, seed: int):
+    def shuffled(frame: pd.DataFrame) -> pd.DataFrame:
+        return pd.concat([frame, frame.iloc[: len(frame) // 2]]).sample(frac=1.0, random_state=seed)
+
+    before, after = (ask(name, e) for e in (healthy(name), damaged(healthy(name), shuffled)))
+    assert after.outcome is before.outcome
+    if name != "finite_loss":  # which counts records
+        assert after.estimate == before.estimate
+        assert after.interval == before.interval
+
+
+def probe(function: Any) -> Check:
+    return judge(Gate("probe", function, "end", ("loss",)), Evidence(facts(), pd.DataFrame(), pd.DataFrame()))
+
+
+def test_whatever_breaks_in_a_gate_is_named_and_invalid():
+    def broken(evidence: Evidence, *, limit: float = 2.0) -> Check:
+        raise ZeroDivisionError("nothing to divide by")
+
+    check = probe(broken)
+    assert check.outcome is Outcome.INVALID
+    assert check.reason == "cannot be judged: the gate broke with ZeroDivisionError: nothing to divide by"
+    assert check.thresholds == {"limit": 2.0}
+
+
+def test_a_pass_on_nan_is_no_pass_and_unusable_is_no_traceback():
+    def hopeful(evidence: Evidence) -> Check:
+        return Check("hopeful", Outcome.PASS, "all is well", estimate=math.nan)
+
+    def refusing(evidence: Evidence) -> Check:
+        raise Unusable("no records")
+
+    assert probe(hopeful).outcome is Outcome.INVALID
+    assert probe(refusing).reason == "cannot be judged: no records"
+
+
+def test_the_worst_of_checks_is_the_verdict():
+    order = [Outcome.PASS, Outcome.NEED_MORE_DATA, Outcome.INVALID, Outcome.FAIL]
+    for i, outcome in enumerate(order):
+        assert worst(order[: i + 1]) is outcome
+    assert worst([]) is Outcome.INVALID
