@@ -31,7 +31,16 @@ def new_run(home: Path, experiment: str = "gpt_stdlib", run_id: str = "20261201_
     """Write ``run.json`` of a run that Airflow started."""
     run = RunDir(home / "runs" / experiment / run_id)
     origin = {"by": "airflow", "dag_id": f"scale_up_{experiment}", "dag_run_id": "manual__2026-12-01T03:00:00+00:00"}
-    write_json(run.info, {"experiment": experiment, "run_id": run_id, "origin": origin, "note": "a <b>note</b> & more"})
+    write_json(
+        run.info,
+        {
+            "experiment": experiment,
+            "run_id": run_id,
+            "origin": origin,
+            "note": "a <b>note</b> & more",
+            "stages": list(GPUS),
+        },
+    )
     return run
 
 
@@ -101,8 +110,8 @@ def append(stage: StageDir, records: Iterable[dict[str, Any]]) -> None:
 
 
 def verdict(stage: StageDir, checks: list[Check]) -> None:
-    """Write ``cause.json`` and ``verdict.json`` of a stage that ran to its end."""
-    write_json(stage.cause, {"cause": "job_over", "detail": "exit 0", "time": 1_800_002_000.0, "state": "succeeded"})
+    """Write ``watch.json`` and ``verdict.json`` of a stage that ran to its end."""
+    write_json(stage.watch, {"state": "succeeded", "step": 90, "offset": 0, "last_look": 1_800_002_000.0})
     outcome = str(worst([c.outcome for c in checks]))
     plain = [c.to_json() for c in checks]
     write_json(
@@ -112,13 +121,15 @@ def verdict(stage: StageDir, checks: list[Check]) -> None:
 
 
 def promotion(
-    stage: StageDir, *, by: str = "gates", because: str = "all gates passed", kind: str = "rehearsal"
+    stage: StageDir, *, person: str | None = None, because: str = "all 4 checks passed", kind: str = "rehearsal"
 ) -> None:
     """Write ``promotion.json``."""
     folder = f"/store/{stage.run.experiment}/{stage.run.run_id}/{stage.name}/step_00000070"
+    by = "person" if person else "gates"
     place = {"path": folder, "manifest_sha256": "ab" * 32, "step": 70}
     write_json(
-        stage.promotion, {"by": by, "because": because, "kind": kind, "checkpoint": place, "time": 1_800_002_002.0}
+        stage.promotion,
+        {"by": by, "person": person, "because": because, "kind": kind, "checkpoint": place, "time": 1_800_002_002.0},
     )
 
 

@@ -108,7 +108,7 @@ def test_a_promotion_is_a_version_by_reference(client: Any, run: RunDir) -> None
 
 
 def test_a_rehearsal_does_not_take_a_real_alias(client: Any, run: RunDir) -> None:
-    sample.promotion(sample.finished_stage(run), kind="real", by="a person", because="seen on the cluster")
+    sample.promotion(sample.finished_stage(run), kind="real", person="Ada", because="seen on the cluster")
     shipped(run)
     other = RunDir(run.path.parent / "20261202_030000")
     sample.finished_stage(other)

@@ -220,7 +220,7 @@ def _locked(run: RunDir) -> Iterator[None]:
 
 def _state_of_files(run: RunDir) -> tuple[Any, ...]:
     """Return size and time of all that is shipped; equal to the last one where nothing is new."""
-    found = []
+    found: list[tuple[Any, ...]] = [(str(s.path), summary.is_over(s)) for s in summary.stages(run)]
     for folder in (run.path, *(s.path for s in summary.stages(run))):
         with os.scandir(folder) as entries:
             for entry in entries:

@@ -117,7 +117,7 @@ class StageShipment:
             "scaleup.step": str(checkpoint.get("step", "")),
             "scaleup.manifest_sha256": str(checkpoint.get("manifest_sha256", "")),
             "scaleup.promotion_kind": kind,
-            "scaleup.promoted_by": str(promotion.get("by", "")),
+            "scaleup.promoted_by": summary.promoter(promotion),
             "scaleup.because": str(promotion.get("because", "")),
         }
         if self.state.get("version", {}).get("tags") == tags:

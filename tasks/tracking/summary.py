@@ -40,7 +40,8 @@ def stages(run: RunDir) -> list[StageDir]:
 
 def is_over(stage: StageDir) -> bool:
     """Say whether no record of the stage will be written or repeated any more."""
-    return stage.cause.exists() or stage.verdict.exists()
+    ended = stage.cause.exists() or stage.verdict.exists()
+    return ended or (read_json(stage.watch) or {}).get("state") == "succeeded"
 
 
 def milliseconds(value: Any) -> int | None:
@@ -196,9 +197,14 @@ def stage_tags(stage: StageDir) -> dict[str, str]:
         found["scaleup.failed_gates"] = ", ".join(c["gate"] for c in bad) or None
         found["mlflow.note.content"] = _note(stage, verdict)
     if promotion is not None:
-        found["scaleup.promotion"] = f"by {promotion.get('by')}: {promotion.get('because')}"
+        found["scaleup.promotion"] = f"by {promoter(promotion)}: {promotion.get('because')}"
         found["scaleup.promotion_kind"] = promotion.get("kind")
     return {name: str(value)[:_LONGEST_TAG] for name, value in found.items() if value is not None}
+
+
+def promoter(promotion: Mapping[str, Any]) -> str:
+    """Return who promoted: ``gates``, or the person's name."""
+    return str(promotion.get("person") or promotion.get("by") or "unknown")
 
 
 def numbers_tags(stage: StageDir) -> dict[str, str]:
@@ -246,8 +252,7 @@ def stage_status(stage: StageDir) -> str:
     if verdict is not None:
         return "FINISHED" if verdict.get("outcome") == "PASS" or stage.promotion.exists() else "FAILED"
     if cause is not None:
-        succeeded = cause.get("cause") == "job_over" and cause.get("state", "succeeded") == "succeeded"
-        return "RUNNING" if succeeded else "KILLED" if cause.get("cause") == "person" else "FAILED"
+        return "KILLED" if cause.get("cause") == "person" else "FAILED"
     refused = (read_json(stage.forecast) or {}).get("outcome", "PASS") != "PASS" and not stage.config.exists()
     return "FAILED" if refused else "RUNNING"
 
@@ -262,12 +267,8 @@ def run_status(run: RunDir) -> str:
 
 
 def _last_stage(run: RunDir) -> str | None:
-    from tasks.run import ladder_of
-
-    try:
-        return str(ladder_of(run).stages[-1].name)
-    except (ScaleupError, OSError):
-        return None
+    names = (read_json(run.info) or {}).get("stages") or [None]
+    return str(names[-1])
 
 
 def _state(stage: StageDir) -> str:
@@ -275,7 +276,7 @@ def _state(stage: StageDir) -> str:
     said = "under way" if verdict is None else str(verdict.get("outcome"))
     if verdict is None and stage_status(stage) == "FAILED":
         said = "refused before it started" if not stage.config.exists() else "stopped"
-    return f"{said}, promoted by {promotion.get('by')}" if promotion else said
+    return f"{said}, promoted by {promoter(promotion)}" if promotion else said
 
 
 def _link(words: str, url: str | None) -> str:
