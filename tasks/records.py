@@ -10,12 +10,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from tasks.errors import RecordsInvalid
 from training.config import OPTIONAL, REQUIRED
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STEP_COLUMNS = (*REQUIRED, *OPTIONAL)
 HELD_OUT_COLUMNS = ("step", "tokens", "loss", "at", "attempt", "time")
@@ -157,6 +158,8 @@ def _steps(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 def _frame(rows: list[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     """Return a frame with ``columns`` first and whatever else the rows hold, numbers as numbers."""
+    import pandas as pd  # half a second that following a file, and so every look, is spared
+
     extra = list(dict.fromkeys(name for row in rows for name in row if name not in columns and name != "kind"))
     frame = pd.DataFrame(
         {name: pd.Series([row.get(name) for row in rows], dtype=object) for name in (*columns, *extra)}

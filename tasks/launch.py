@@ -1,0 +1,186 @@
+"""Start a stage's job, or find it already there by name. Killed anywhere and called again, there is one job."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tasks import config_files, plan
+from tasks.errors import CheckpointUnsound, LaunchFailed, StageRefused
+from tasks.launchers import Job, Launcher
+from tasks.launchers.local import LocalLauncher
+from tasks.run import check_recipe_unchanged, ladder_of
+from tasks.stage_dir import StageDir, home, read_json, write_json
+from training import manifest
+
+
+def launch(stage: StageDir) -> Job:
+    """Submit the stage's job if nothing stands against it, or return the one that is there.
+
+    A job that is lost, failed or cancelled is followed by the next attempt, which goes on from the newest checkpoint.
+    Raises StageRefused, CheckpointUnsound or LaunchFailed.
+    """
+    with stage.locked("launch"):
+        decided = ladder_of(stage.run).stage(stage.name)
+        launcher = launcher_of(decided)
+        job = job_of(stage)
+        if job is not None:
+            state = launcher.poll(job).state
+            if state in ("running", "succeeded"):
+                return job
+            if state in ("queued", "unknown"):  # killed between job.json and the launcher's own record
+                launcher.submit(job)
+                return job
+            launcher.cancel(job, "a new attempt begins")  # nothing of it may write beside the next
+        check_recipe_unchanged(stage.run)
+        _check_forecast(stage)
+        _forget_time(stage)
+        return _submit(stage, decided, launcher, job)
+
+
+def relaunch(stage: StageDir, job: Job) -> Job:
+    """Start the next attempt of a lost job; the run's own frozen recipe decides, whatever the files say by now."""
+    with stage.locked("launch"):
+        now = job_of(stage)
+        if now is not None and now.attempt != job.attempt:
+            return now  # another look was quicker
+        decided = ladder_of(stage.run).stage(stage.name)
+        launcher = launcher_of(decided)
+        launcher.cancel(job, "lost")
+        return _submit(stage, decided, launcher, job)
+
+
+def job_of(stage: StageDir) -> Job | None:
+    """Return the stage's newest job, or None before the first launch."""
+    record = read_json(stage.job)
+    return None if record is None else Job.from_json(record)
+
+
+def launcher_of(decided: plan.StagePlan) -> Launcher:
+    """Return the launcher that a stage's cluster names."""
+    settings = decided.cluster.launcher
+    return LocalLauncher(restarts=settings.restarts)
+
+
+def job_name(stage: StageDir, attempt: int) -> str:
+    """Return a name that no other job on the cluster has: another installation has another home, and so another id."""
+    deployment = hashlib.sha256(str(home()).encode()).hexdigest()[:8]
+    return f"{stage.run.experiment}.{stage.run.run_id}.{stage.name}.{attempt}.{deployment}"
+
+
+def _submit(stage: StageDir, decided: plan.StagePlan, launcher: Launcher, before: Job | None) -> Job:
+    attempt = before.attempt + 1 if before else 1
+    start = start_checkpoint(stage, decided)
+    if before is not None and stage.cause.exists():  # why the attempt before ended is kept beside its log
+        os.replace(stage.cause, Path(before.folder) / stage.cause.name)
+    orders = plan.train_config(decided, stage.run.run_id, attempt, start)
+    write_json(stage.config, orders.to_json())
+    job = _job(stage, decided, attempt)
+    first = (read_json(stage.job) or {}).get("first_submitted", time.time())
+    write_json(stage.job, {**job.to_json(), "id": job.name, "submitted": time.time(), "first_submitted": first})
+    launcher.submit(job)
+    return job
+
+
+def _job(stage: StageDir, decided: plan.StagePlan, attempt: int) -> Job:
+    around = decided.cluster.environment
+    python = "python" if around.kind == "venv" else sys.executable
+    fill = {"{python}": python, "{stage_dir}": str(stage.path), "{config}": str(stage.config)}
+    return Job(
+        name=job_name(stage, attempt),
+        attempt=attempt,
+        command=fill_in(decided.trainer.command, fill),
+        nodes=decided.nodes,
+        gpus_per_node=decided.cluster.gpus_per_node,
+        hours=decided.hours,
+        folder=str(stage.attempt(attempt)),
+        metrics=str(stage.metrics),
+        checkpoints=str(stage.checkpoints),
+        cwd=str(config_files.config_root().parent),
+        variables=around.variables,
+        setup=around.setup,
+        venv=around.venv if around.kind == "venv" else None,
+        secrets=around.secrets.names if around.secrets else (),
+        secrets_file=around.secrets.file if around.secrets else None,
+    )
+
+
+def _forget_time(stage: StageDir) -> None:
+    """Give a try that a person asked for its full hours; what was read of the records stays known."""
+    with stage.locked("watch"):
+        seen = read_json(stage.watch)
+        if seen is not None:
+            kept = {key: value for key, value in seen.items() if key != "running_since"}
+            write_json(stage.watch, {**kept, "repairs": 0})
+
+
+def fill_in(command: tuple[str, ...], values: dict[str, str]) -> tuple[str, ...]:
+    """Return a command with its placeholders replaced; other braces stay, a shell line may hold them."""
+    filled = []
+    for part in command:
+        for name, value in values.items():
+            part = part.replace(name, value)
+        filled.append(part)
+    return tuple(filled)
+
+
+def start_checkpoint(stage: StageDir, decided: plan.StagePlan) -> str | None:
+    """Return the promoted checkpoint that the stage starts from, sound and the very one that was promoted.
+
+    The stage before must be promoted even where this one starts from scratch: the step up is what is granted.
+    """
+    stages = ladder_of(stage.run).stages
+    at = [other.name for other in stages].index(stage.name)
+    if at == 0:
+        return decided.start.checkpoint
+    promotion = _promotion(stage.run.stage(stages[at - 1].name), decided)
+    if decided.start.kind != "continue":
+        return decided.start.checkpoint
+    promoted: dict[str, Any] = promotion["checkpoint"]
+    folder = Path(promoted["path"])
+    problems = manifest.verify(folder)
+    if not problems and manifest.read(folder).digest != promoted["manifest_sha256"]:
+        problems = [f"{folder} is another checkpoint than the one that was promoted"]
+    if problems:
+        raise CheckpointUnsound(f"{stage.name} cannot start: {'; '.join(problems)}")
+    return str(folder / promoted["entry"]) if promoted.get("entry") else str(folder)
+
+
+def _promotion(before: StageDir, decided: plan.StagePlan) -> dict[str, Any]:
+    run = before.run
+    promotion = read_json(before.promotion)
+    if promotion is None:
+        raise StageRefused(
+            f"{decided.name} may not start: {before.name} is not promoted ({before.promotion.name} is missing). Its "
+            f'gates promote it, or a person: scaleup promote {run.experiment}/{run.run_id} {before.name} --because "..."'
+        )
+    if promotion.get("kind") != "real" and not decided.emulated:
+        raise StageRefused(
+            f"{decided.name} may not start on cluster {decided.cluster.name}: the promotion of {before.name} is a "
+            f"{promotion.get('kind')}'s, and a rehearsal never opens a real stage; run {before.name} on real GPUs first"
+        )
+    return promotion
+
+
+def _check_forecast(stage: StageDir) -> None:
+    forecast = read_json(stage.forecast)
+    if forecast is None:
+        raise StageRefused(f"{stage.name} may not start: {stage.forecast.name} is missing; the forecast is made before")
+    if forecast.get("outcome") != "PASS" and not stage.leave.exists():
+        run = stage.run
+        raise StageRefused(
+            f"{stage.name} may not start: its forecast says {forecast.get('outcome')}. A person may still grant it: "
+            f'scaleup promote {run.experiment}/{run.run_id} {stage.name} --because "..."'
+        )
+
+
+def require_job(stage: StageDir) -> Job:
+    """Return the stage's newest job; raise LaunchFailed where nothing was launched."""
+    job = job_of(stage)
+    if job is None:
+        raise LaunchFailed(f"{stage.path} has no {stage.job.name}: the stage was never launched")
+    return job

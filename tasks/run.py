@@ -1,0 +1,139 @@
+"""A run from its first moment: the recipe frozen, who started it and why, and whether the files still say the same."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import hashlib
+import importlib.metadata
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks import config, config_files, plan
+from tasks.errors import ScaleupError, StageRefused
+from tasks.stage_dir import RunDir, StageDir, home, read_json, write_json
+
+_RUN_ID = re.compile(r"[A-Za-z0-9_-]+")
+_FREE_TO_CHANGE = ("description:", "owner:")  # what is said about a recipe is not the recipe
+
+
+def new_run_id(now: float | None = None) -> str:
+    """Return the run id of this second, ``YYYYmmdd_HHMMSS``."""
+    return time.strftime("%Y%m%d_%H%M%S", time.localtime(now))
+
+
+def open_run(
+    experiment: str,
+    *,
+    run_id: str,
+    cluster: str | None = None,
+    first: str | None = None,
+    last: str | None = None,
+    seed: int | None = None,
+    note: str = "",
+    origin: Mapping[str, Any],
+) -> RunDir:
+    """Freeze the recipe and write down who runs it; a second call finds what the first wrote and changes nothing."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise ScaleupError(f"run id {run_id!r} must be letters, digits, _ and - only, since folders bear its name")
+    run = RunDir.of(experiment, run_id)
+    if run.info.exists() and run.recipe.exists():
+        return run
+    loaded = config.load_experiment(experiment)
+    clusters = config.clusters_of(loaded, cluster)
+    chosen = {"cluster": cluster, "first": first, "last": last, "seed": seed}
+    ladder = plan.resolve(loaded, clusters=clusters, cluster=cluster, first=first, last=last, seed=seed)
+    write_json(run.recipe, {**plan.freeze(loaded, clusters), "chosen": chosen})
+    info = {
+        "experiment": experiment, "run_id": run_id, "note": note, "origin": dict(origin), **chosen,
+        "stages": [stage.name for stage in ladder.stages], "digest": ladder.digest, "started": time.time(),
+        "by": origin.get("by") or _user(), "host": platform.node(), "commit": _commit(), "environment": _environment(),
+    }  # fmt: skip
+    write_json(run.info, info)
+    return run
+
+
+def ladder_of(run: RunDir) -> plan.Ladder:
+    """Return the run's ladder as it was when the run began; raise StageRefused where there is no such run."""
+    frozen = read_json(run.recipe)
+    if frozen is None:
+        raise StageRefused(f"{run.path} holds no run; {_known_runs()}")
+    experiment, clusters = plan.thaw(frozen)
+    return plan.resolve(experiment, clusters=clusters, **frozen["chosen"])
+
+
+def plan_of(stage: StageDir) -> plan.StagePlan:
+    """Return what was decided of a stage when its run began."""
+    return ladder_of(stage.run).stage(stage.name)
+
+
+def check_recipe_unchanged(run: RunDir) -> None:
+    """Raise StageRefused with each value that the files now say otherwise than when the run began."""
+    frozen = read_json(run.recipe) or {}
+    where = config_files.config_root() / "experiments" / f"{run.experiment}.yaml"
+    advice = "restore the file, or start a new run with the changed recipe"
+    if not where.exists():
+        raise StageRefused(f"{where} is gone since run {run.run_id} began; {advice}")
+    loaded = config.load_experiment(run.experiment)
+    now = plan.freeze(loaded, config.clusters_of(loaded, frozen["chosen"]["cluster"]))
+    kept = {key: frozen[key] for key in now}
+    changed = [line for line in plan.difference(kept, now) if not line.startswith(_FREE_TO_CHANGE)]
+    if changed:
+        listed = "".join(f"\n  {line}" for line in changed)
+        raise StageRefused(f"the recipe of {run.experiment} changed since run {run.run_id} began:{listed}\n{advice}")
+
+
+def runs(experiment: str | None = None) -> Iterator[RunDir]:
+    """Yield all runs, oldest first."""
+    found = [RunDir(path.parent) for path in (home() / "runs").glob(f"{experiment or '*'}/*/run.json")]
+    return iter(sorted(found, key=lambda run: ((read_json(run.info) or {}).get("started", 0.0), run.path)))
+
+
+def find_run(said: str) -> RunDir:
+    """Return the run that a person means: ``experiment/run_id``, a run id, ``latest``, ``experiment/latest``."""
+    experiment, _, run_id = said.rpartition("/")
+    found = list(runs(experiment or None))
+    matching = found[-1:] if run_id == "latest" else [run for run in found if run.run_id == run_id]
+    if not matching and not experiment:
+        matching = list(runs(said))[-1:]  # an experiment's name alone: its latest run
+    if len(matching) != 1:
+        reason = "is no run" if not matching else "is the id of several runs; write experiment/run_id"
+        raise ScaleupError(f"{said!r} {reason}; {_known_runs()}")
+    return matching[0]
+
+
+def _known_runs() -> str:
+    names = [f"{run.experiment}/{run.run_id}" for run in runs()][-5:]
+    return (
+        f"the latest runs are {', '.join(reversed(names))}" if names else f"there are no runs in {home() / 'runs'} yet"
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return "unknown"
+
+
+def _commit() -> str | None:
+    """Return the commit of the code that runs, with ``+changes`` where files differ from it."""
+    root = Path(__file__).resolve().parent.parent
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+@functools.cache
+def _environment() -> str:
+    """Return a digest of all installed distributions and the Python version: equal where the environment is."""
+    names = sorted({f"{d.name}=={d.version}" for d in importlib.metadata.distributions()})
+    return hashlib.sha256("\n".join([platform.python_version(), *names]).encode()).hexdigest()

@@ -1,0 +1,175 @@
+"""One look at a running stage: poll its job, read what is new, ship it, judge the early gates, say how far it is.
+
+A look decides nothing by failing: an exception in it leaves the job alone. Only what it writes into ``cause.json``
+(job over, gate, hours, queue) ends a stage, and :mod:`tasks.cancel` acts on nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tasks import tracking
+from tasks.cancel import record_cause
+from tasks.errors import StageStopped
+from tasks.job_log import describe_end
+from tasks.launch import launcher_of, relaunch, require_job
+from tasks.launchers import Job, JobState
+from tasks.plan import StagePlan
+from tasks.records import follow, furthest_step
+from tasks.run import plan_of
+from tasks.stage_dir import StageDir, read_json, write_json
+
+REPAIRS = 3  # a job lost more often than this has a cluster's trouble, which another attempt does not mend
+REPAIR_HOURS = 1.0
+_PATIENCE_SECONDS = 120.0  # the launcher ends a job at its hours itself, and says so a moment later
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look saw."""
+
+    done: bool
+    state: str
+    step: int
+    last_step: int
+    loss: float | None
+    tokens_per_gpu_second: float | None
+    line: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        return asdict(self)
+
+
+def look(stage: StageDir, now: float | None = None) -> Look:
+    """Look once; raise StageStopped, after recording the cause, where the stage is over before its last step."""
+    with stage.locked("watch"):
+        now = time.time() if now is None else now
+        decided, job = plan_of(stage), require_job(stage)
+        state = launcher_of(decided).poll(job)  # before the records: whoever is over has written all of them
+        seen = _read_new(stage, state, now)
+        tracking.sync(stage.run)
+        _stop_if_told(stage)
+        _judge_early(stage, seen)
+        if state.state == "lost":
+            state = _repair(stage, job, seen)
+        _stop_if_ended(stage, job, state, decided, seen)
+        _stop_if_late(stage, decided, seen, state, now)
+        return _look(stage, decided, state, seen)
+
+
+def timeout_seconds(decided: StagePlan) -> float:
+    """Return how long watching a stage may take: its time in the queue, its hours, and what repairs may add.
+
+    The looks themselves end a stage before that; this is for whoever calls them, whose own limit may be shorter.
+    """
+    return 3600.0 * (decided.cluster.queue_hours + decided.hours + REPAIR_HOURS)
+
+
+def _read_new(stage: StageDir, state: JobState, now: float) -> dict[str, Any]:
+    """Read the records since the last look and return what is remembered between looks."""
+    seen = read_json(stage.watch) or {"offset": 0, "step": 0, "repairs": 0, "first_look": now}
+    records, seen["offset"] = follow(stage.metrics, seen["offset"])
+    seen["step"] = max(seen["step"], furthest_step(records))
+    for record in records:
+        if record.get("kind", "step") == "step":
+            seen["loss"] = _finite(record.get("loss"))
+            seen["tokens_per_gpu_second"] = _finite(record.get("tokens_per_gpu_second"))
+            seen["at"] = record.get("step")
+            seen["phase"] = record.get("phase", "train")
+    seen["new"] = len(records)
+    seen["state"], seen["last_look"] = state.state, now
+    if state.state == "running":
+        seen.setdefault("running_since", state.started or now)
+    write_json(stage.watch, seen)
+    return seen
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _stop_if_told(stage: StageDir) -> None:
+    cause = read_json(stage.cause)
+    if cause is not None:
+        raise StageStopped(f"{stage.name} was stopped ({cause['cause']}): {cause['detail']}")
+
+
+def _judge_early(stage: StageDir, seen: dict[str, Any]) -> None:
+    """Ask the early gates once their records are there; one that says no ends the stage, unless a person gave leave."""
+    known = read_json(stage.early)
+    checks = known["checks"] if known else []
+    if not checks or any(check["outcome"] == "NEED_MORE_DATA" for check in checks):
+        if not seen["new"] and known is not None:
+            return
+        from tasks.evaluate import early  # gates bring pandas and scipy, which DAG files must not load to parse
+
+        checks = [check.to_json() for check in early(stage)]
+        if checks:
+            write_json(stage.early, {"checks": checks, "step": seen["step"], "time": time.time()})
+    against = [check for check in checks if check["outcome"] in ("FAIL", "INVALID")]
+    if against and not stage.leave.exists():
+        first = against[0]
+        detail = f"gate {first['gate']} says {first['outcome']}: {first['reason']}"
+        record_cause(stage, "gate", detail)
+        raise StageStopped(f"{stage.name} is stopped at step {seen['step']}: {detail}")
+
+
+def _repair(stage: StageDir, job: Job, seen: dict[str, Any]) -> JobState:
+    """Start the next attempt of a lost job, a few times."""
+    if seen["repairs"] >= REPAIRS:
+        return JobState("failed", f"it was lost {seen['repairs'] + 1} times", log=str(job.log))
+    seen["repairs"] += 1
+    write_json(stage.watch, seen)
+    fresh = relaunch(stage, job)
+    return launcher_of(plan_of(stage)).poll(fresh)
+
+
+def _stop_if_ended(stage: StageDir, job: Job, state: JobState, decided: StagePlan, seen: dict[str, Any]) -> None:
+    if state.state == "succeeded" and seen["step"] >= decided.last_step:
+        return
+    if state.state not in ("succeeded", "failed", "cancelled"):
+        return
+    reason = state.reason
+    if state.state == "succeeded":
+        reason = f"the trainer exited 0 after step {seen['step']}, before its last, {decided.last_step}"
+    hours_up = state.reason == "its hours were up"
+    record_cause(stage, "hours" if hours_up else "job_over", reason, state="failed", exit_code=state.exit_code)
+    raise StageStopped(describe_end(stage.name, reason, job.log))
+
+
+def _stop_if_late(stage: StageDir, decided: StagePlan, seen: dict[str, Any], state: JobState, now: float) -> None:
+    if state.state == "running":
+        late = now - seen["running_since"] - decided.hours * 3600 - _PATIENCE_SECONDS
+        if late > 0:
+            detail = f"it runs since {_hours(now - seen['running_since'])} h; the stage has {decided.hours:g} h"
+            record_cause(stage, "hours", detail)
+            raise StageStopped(f"{stage.name} is stopped at step {seen['step']}: {detail}")
+    if state.state == "queued":
+        submitted = (read_json(stage.job) or {}).get("submitted", now)
+        limit = decided.cluster.queue_hours
+        if now - submitted > limit * 3600 + _PATIENCE_SECONDS:
+            detail = (
+                f"it waits since {_hours(now - submitted)} h; cluster {decided.cluster.name} has queue_hours: {limit:g}"
+            )
+            record_cause(stage, "queue", detail)
+            raise StageStopped(f"{stage.name} is given up: {detail}")
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f}"
+
+
+def _look(stage: StageDir, decided: StagePlan, state: JobState, seen: dict[str, Any]) -> Look:
+    loss, speed = seen.get("loss"), seen.get("tokens_per_gpu_second")
+    line = f"{stage.name} {state.state}: step {seen['step']} of {decided.last_step}"
+    if seen.get("phase") in ("replay", "canary"):
+        line += f" ({seen['phase']} {seen['at']})"
+    line += f", loss {loss:.4f}" if loss is not None else ""
+    line += f", {speed:,.0f} tokens/s/GPU" if speed is not None else ""
+    line += f", {state.restarts} restarts" if state.restarts else ""
+    done = state.state == "succeeded"
+    return Look(done, state.state, seen["step"], decided.last_step, loss, speed, line)
