@@ -48,7 +48,9 @@ class LauncherConfig(Strict):
             kubernetes="only the launcher 'local' works so far",
         ),
     ] = Field(description="write kind: local")
-    restarts: CountOrZero = Field(default=3, description="how often a job that died may start again without progress")
+    restarts: CountOrZero = Field(default=3, description="how often in a row a job may die without a new step between")
+    max_restarts: CountOrZero = Field(default=100, description="how often a job may start again in all")
+    grace_seconds: Positive = Field(default=10.0, description="seconds between SIGTERM and SIGKILL")
 
 
 class Link(Strict):

@@ -6,14 +6,15 @@ The gates' signatures are their schema, so this reads them; the import is late b
 from __future__ import annotations
 
 import inspect
-import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from tasks.config_errors import Problem, plain, unknown
+from tasks.config_files import deep_merge
 from tasks.experiment_config import CAPABILITIES, Trainer
 from training.config import OPTIONAL
 
@@ -24,58 +25,68 @@ NEEDS_EARLIER = {
     "replay_parity": "compares the last steps of the stage before with their replay",
     "resume_parity": "compares the stage before's hand-over with what was resumed from it",
 }
-_STAGE_NAME = re.compile(r"gpus_\d+")
 
 
-def gate_problems(
-    stages: Sequence[Any], trainer: Trainer | None, prefix: str = "stages"
-) -> list[Problem]:
-    """Return what is wrong with the gates of all stages, given as the YAML has them."""
-    problems = []
-    earlier: list[str] = []
+@dataclass(frozen=True)
+class _Place:
+    """A stage as gates see it: what is before it, and whether it continues that."""
+
+    name: str
+    earlier: tuple[str, ...]
+    continues: bool
+    trainer: Trainer | None
+
+
+def gate_problems(stages: Sequence[Any], trainer: Trainer | None) -> list[Problem]:
+    """Return what is wrong with the gates of all stages, given as the YAML has them (which may be malformed)."""
+    problems: list[Problem] = []
+    earlier: tuple[str, ...] = ()
     for index, stage in enumerate(stages):
         if not isinstance(stage, Mapping):
             continue
-        name = f"gpus_{stage.get('gpus')}"
-        continues = index > 0 and stage.get("start", "continue") == "continue"
-        for key, rehearsed in (("gates", False), ("rehearsal", True)):
-            block = stage.get(key)
-            gates = block.get("gates") if rehearsed and isinstance(block, Mapping) else block if not rehearsed else None
-            if not isinstance(gates, Mapping):
-                continue
-            where = f"{prefix}.{index}.{'rehearsal.gates' if rehearsed else 'gates'}"
-            merged = {**_of(stage.get("gates"))}
-            for gate_name, chosen in gates.items():
-                below = merged.get(gate_name) if rehearsed else None
-                if isinstance(below, Mapping) and isinstance(chosen, Mapping):
-                    chosen = {**below, **chosen}
-                problems += _gate(where, str(gate_name), chosen, name, earlier, continues, trainer)
-        earlier.append(name)
+        place = _Place(
+            f"gpus_{stage.get('gpus')}", earlier, index > 0 and stage.get("start", "continue") == "continue", trainer
+        )
+        gates, over = _mapping(stage.get("gates")), _mapping(_mapping(stage.get("rehearsal")).get("gates"))
+        problems += _gates(f"stages.{index}.gates", gates, place)
+        problems += _gates(f"stages.{index}.rehearsal.gates", _laid_over(gates, over), place)
+        earlier += (place.name,)
     return problems
 
 
-def _of(gates: Any) -> Mapping[str, Any]:
-    return gates if isinstance(gates, Mapping) else {}
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
-def _gate(
-    where: str, name: str, chosen: Any, stage: str, earlier: list[str], continues: bool, trainer: Trainer | None
-) -> list[Problem]:
-    """Return what is wrong with one gate of one stage."""
+def _laid_over(gates: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the gates that a rehearsal changes, as they are then."""
+    merged = deep_merge(gates, over)
+    return {name: merged[name] for name in over}
+
+
+def _gates(where: str, gates: Mapping[str, Any], place: _Place) -> Iterator[Problem]:
+    """Yield what is wrong with the gates of one stage."""
     from tasks.gates import REGISTRY
 
-    if name not in REGISTRY:
-        return [Problem(where, unknown("gate", name, REGISTRY))]
-    gate = REGISTRY[name]
-    if chosen == "dropped":
-        return []
-    if name in NEEDS_EARLIER and not continues:
-        reason = f"{NEEDS_EARLIER[name]}, but {stage} continues no stage; remove it or write {name}: dropped"
-        return [Problem(f"{where}.{name}", reason)]
-    problems = _fed(f"{where}.{name}", gate, trainer)
-    if chosen is None or isinstance(chosen, Mapping):
-        problems += _thresholds(f"{where}.{name}", gate, chosen or {}, stage, earlier)
-    return problems
+    for name, chosen in gates.items():
+        if name not in REGISTRY:
+            yield Problem(where, unknown("gate", name, REGISTRY))
+        elif chosen != "dropped":
+            yield from _gate(f"{where}.{name}", REGISTRY[name], chosen, place)
+
+
+def _gate(where: str, gate: Gate, chosen: Any, place: _Place) -> Iterator[Problem]:
+    if gate.name in NEEDS_EARLIER and not place.continues:
+        yield Problem(
+            where,
+            f"{NEEDS_EARLIER[gate.name]}, but {place.name} continues no stage; remove it or write {gate.name}: dropped",
+        )
+        return
+    yield from _fed(where, gate, place.trainer)
+    several = isinstance(chosen, list)
+    for index, thresholds in enumerate(chosen if several else [chosen]):
+        if thresholds is None or isinstance(thresholds, Mapping):
+            yield from _thresholds(f"{where}.{index}" if several else where, gate, thresholds or {}, place)
 
 
 def _fed(where: str, gate: Gate, trainer: Trainer | None) -> list[Problem]:
@@ -88,7 +99,7 @@ def _fed(where: str, gate: Gate, trainer: Trainer | None) -> list[Problem]:
     return [Problem(where, f"needs {what}, which the trainer {trainer.name!r} lacks; write {gate.name}: dropped")]
 
 
-def _thresholds(where: str, gate: Gate, chosen: Mapping[str, Any], stage: str, earlier: list[str]) -> list[Problem]:
+def _thresholds(where: str, gate: Gate, chosen: Mapping[str, Any], place: _Place) -> list[Problem]:
     """Compare thresholds with the gate's keyword parameters: names, types, and that stages named come earlier."""
     problems = []
     hints = typing.get_type_hints(gate.function)
@@ -97,13 +108,19 @@ def _thresholds(where: str, gate: Gate, chosen: Mapping[str, Any], stage: str, e
             problems.append(Problem(where, unknown("threshold", key, gate.thresholds)))
         elif (wrong := _type(hints.get(key, Any), value)) is not None:
             problems.append(Problem(f"{where}.{key}", wrong))
-        elif isinstance(value, str) and _STAGE_NAME.fullmatch(value) and value not in earlier:
-            there = f"the stages before {stage} are {', '.join(earlier)}" if earlier else f"no stage is before {stage}"
-            problems.append(Problem(f"{where}.{key}", f"{value!r} is no earlier stage; {there}"))
+        elif isinstance(value, str) and key == "reference" and value not in place.earlier:
+            problems.append(Problem(f"{where}.{key}", f"{value!r} is no earlier stage; {_earlier(place)}"))
     for key, parameter in gate.thresholds.items():
         if parameter.default is inspect.Parameter.empty and key not in chosen:
-            problems.append(Problem(where, f"needs the threshold {key}"))
+            remedy = f"; {_earlier(place)}" if key == "reference" else ""
+            problems.append(Problem(where, f"needs the threshold {key}{remedy}"))
     return problems
+
+
+def _earlier(place: _Place) -> str:
+    if not place.earlier:
+        return f"there is none before {place.name}"
+    return f"before {place.name} {'comes' if len(place.earlier) == 1 else 'come'} {', '.join(place.earlier)}"
 
 
 def _type(hint: Any, value: Any) -> str | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictStr, Tag, field_serializer
 
 from tasks.cluster_config import Count, CountOrZero, NotNegative, Part, Positive, Strict, Text
-from tasks.config_errors import unknown
+from tasks.config_errors import plain, unknown
 from training import config as contract
 
 CAPABILITIES = {
@@ -161,12 +161,18 @@ def _gate_value(value: Any) -> Any:
     """Take ``finite_loss:`` with nothing behind it for a gate with its default thresholds."""
     if value is None:
         return {}
+    if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+        return value
     if value == "dropped" or isinstance(value, Mapping):
         return value
-    raise ValueError(f"must be a mapping of thresholds, nothing (its defaults) or the word dropped, not {value!r}")
+    raise ValueError(
+        f"must be thresholds, a list of such, nothing (its defaults) or the word dropped, not {plain(value)}"
+    )
 
 
-GateChoice = Annotated[dict[str, Any] | Literal["dropped"], BeforeValidator(_gate_value)]
+Thresholds = dict[str, Any]
+GateChoice = Annotated[Thresholds | list[Thresholds] | Literal["dropped"], BeforeValidator(_gate_value)]
+"""A gate's thresholds; a list of them asks the gate several times, of several reference stages say."""
 
 
 class Stage(Strict):
@@ -194,6 +200,21 @@ class Stage(Strict):
         """The batch as a list, also where it is one number."""
         batch = self.batch_sequences
         return (BatchFrom(sequences=batch),) if isinstance(batch, int) else batch
+
+    @property
+    def asked(self) -> dict[str, Thresholds]:
+        """Each gate that is judged and its thresholds; asked again, a gate's key ends in its other reference stage."""
+        found: dict[str, Thresholds] = {}
+        for name, chosen in self.gates.items():
+            for index, thresholds in enumerate(chosen if isinstance(chosen, list) else [chosen]):
+                if not isinstance(thresholds, str):
+                    found[f"{name}.{thresholds.get('reference', index)}" if index else name] = thresholds
+        return found
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Gates that are left out by name."""
+        return tuple(name for name, chosen in self.gates.items() if chosen == "dropped")
 
     def starts(self, index: int) -> Literal["continue", "scratch"] | FromWeights:
         """Return how the stage begins; unsaid, the first is from scratch and the others continue."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from tasks.as_trained import dump
 from tasks.cluster_config import Cluster
+from tasks.errors import ConfigInvalid
 from tasks.experiment_config import Experiment
 
 _ABSENT = "(absent)"
@@ -21,9 +24,12 @@ def freeze(experiment: Experiment, clusters: Mapping[str, Cluster]) -> dict[str,
 
 
 def thaw(frozen: Mapping[str, Any]) -> tuple[Experiment, dict[str, Cluster]]:
-    """Return what :func:`freeze` was given."""
-    clusters = {name: Cluster.model_validate(plain) for name, plain in frozen["clusters"].items()}
-    return Experiment.model_validate(frozen["experiment"]), clusters
+    """Return what :func:`freeze` was given; raise ConfigInvalid where the format has changed since."""
+    try:
+        clusters = {name: Cluster.model_validate(plain) for name, plain in frozen["clusters"].items()}
+        return Experiment.model_validate(frozen["experiment"]), clusters
+    except (KeyError, ValidationError) as error:
+        raise ConfigInvalid(f"a frozen recipe cannot be read; another version of scaleup wrote it: {error}") from error
 
 
 def difference(frozen: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

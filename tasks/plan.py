@@ -21,7 +21,7 @@ from tasks.cluster_config import Cluster
 from tasks.config_errors import Problem, invalid, unknown
 from tasks.config_rules import problems as rule_problems
 from tasks.config_rules import stage_clusters
-from tasks.experiment_config import Experiment, FromWeights, LearningRateRule, Recipe, Stage, Trainer
+from tasks.experiment_config import Experiment, FromWeights, LearningRateRule, Recipe, Trainer
 from tasks.frozen import difference, freeze, thaw
 from tasks.plan_table import table
 from tasks.train_config import train_config
@@ -30,7 +30,7 @@ from training.config import Span, Start
 if TYPE_CHECKING:
     from tasks.gates.core import StageFacts
 
-__all__ = ["Ladder", "StagePlan", "difference", "freeze", "resolve", "table", "thaw", "train_config"]
+__all__ = ["Ladder", "StagePlan", "difference", "freeze", "gate_name", "resolve", "table", "thaw", "train_config"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class StagePlan:
     tokens_last: int  # tokens seen after last_step
     batch_tokens: int  # of the last batch really trained
     throughput_batch_tokens: int  # of the recipe whose speed is recorded
-    gates: dict[str, dict[str, Any]]
+    gates: dict[str, dict[str, Any]]  # thresholds by gate; a key may name one again: gate_name
     dropped: tuple[str, ...]  # gates that the experiment drops by name
     hours: float  # limit of the job
     tier: int
@@ -139,6 +139,11 @@ def _plain(stage: StagePlan) -> dict[str, Any]:
     values["spans"] = [dataclasses.asdict(span) for span in stage.spans]
     values["start"] = dataclasses.asdict(stage.start)
     return values
+
+
+def gate_name(key: str) -> str:
+    """Return the gate of a key of :attr:`StagePlan.gates`: ``scaling_efficiency`` of ``scaling_efficiency.gpus_8``."""
+    return key.partition(".")[0]
 
 
 def resolve(
@@ -232,8 +237,8 @@ def _plan(
         tokens_last=tokens_first + sum(span.steps * span.batch_sequences for span in own) * sequence,
         batch_tokens=own[-1].batch_sequences * sequence,
         throughput_batch_tokens=real.segments[-1][0] * real.recipe.sequence_length,
-        gates=_gates(trained.stage),
-        dropped=tuple(name for name, chosen in trained.stage.gates.items() if chosen == "dropped"),
+        gates=trained.stage.asked,
+        dropped=trained.stage.dropped,
         hours=trained.stage.hours,
         trained=trained,
         real=real,
@@ -267,8 +272,3 @@ def _start(chosen: str | FromWeights, previous: StagePlan | None) -> Start:
     if isinstance(chosen, FromWeights):
         return Start("weights", chosen.weights)
     return Start("continue", None, previous.hand_over_step or 0) if previous else Start("scratch")
-
-
-def _gates(stage: Stage) -> dict[str, dict[str, Any]]:
-    """Return the thresholds of each gate that is judged."""
-    return {name: dict(chosen) for name, chosen in stage.gates.items() if chosen != "dropped"}

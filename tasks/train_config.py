@@ -66,6 +66,7 @@ def _emulation(plan: StagePlan) -> Emulation | None:
         tiers=tuple((tier.gpus, tier.factor) for tier in network.tiers),
         overlap=network.overlap,
         seed=plan.seed,
+        recipe_activation_checkpointing=recipe.activation_checkpointing,
         **cluster.noise.model_dump(),
     )
 
