@@ -1,0 +1,1 @@
+"""What Airflow reads: order, retries and limits of the steps. The work of each step is in ``tasks``."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from tasks.services.airflow_api import AirflowApi, AirflowRefused, AirflowUnreachable
 from tasks.services.mlflow import quiet
 from tasks.services.ports import HOST
+from tasks.services.preload import LOCAL_SETTINGS
 from tasks.services.process import Service, ServiceFailed, last_lines, services_folder
 from tasks.stage_dir import home, read_json, write_whole
 
@@ -56,6 +57,7 @@ def prepare(port: int) -> None:
     parser.read_dict(settings(port))
     parser.write(text)
     _write_private(folder() / "airflow.cfg", text.getvalue())
+    write_whole(folder() / "config" / "airflow_local_settings.py", LOCAL_SETTINGS)
     _migrate()
 
 

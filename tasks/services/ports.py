@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 def holder(port: int) -> str:
-    """Return who listens on ``port``: ``process 4711 (nginx)``, or ``another program`` where this user may not see it."""
+    """Return who listens on ``port``: ``process 4711 (nginx)``, or ``another program`` if this user may not see."""
     try:
         connections = psutil.net_connections(kind="tcp")
     except psutil.Error:  # macOS shows other users' sockets to root alone

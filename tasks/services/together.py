@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from tasks.errors import ScaleupError
@@ -42,14 +42,21 @@ class Together:
 
     services: Sequence[Service]
     tell: Tell = lambda line: None
+    shield: Callable[[], AbstractContextManager[None]] = (
+        nullcontext  # around each start: no signal until it is recorded
+    )
     running: dict[str, Running] = field(default_factory=dict)
     mends: int = 0
 
     def start(self) -> None:
         """Start all of them; return when each has answered, raise :class:`ServiceFailed` when one cannot."""
+        self.launch_all()
+        self.wait_healthy()
+
+    def launch_all(self) -> None:
+        """Start all of them without waiting."""
         for service in self.services:
             self.launch(service)
-        self.wait_healthy()
 
     def launch(self, service: Service) -> None:
         """Start one service without waiting for it."""
@@ -59,12 +66,16 @@ class Together:
                 process.stop([left])
             if not ports.is_free(service.port):
                 raise ServiceFailed(f"port {service.port} is taken by {ports.holder(service.port)}")
-        self.running[service.name] = process.start(service)
+        self._start(service)
+
+    def _start(self, service: Service) -> None:
+        with self.shield():
+            self.running[service.name] = process.start(service)
 
     def wait_healthy(self, seconds: float = START_SECONDS) -> None:
         """Wait until every service has answered since its last start."""
         deadline = time.monotonic() + seconds
-        waiting = {service.name: service for service in self.services}
+        waiting = {service.name: service for service in self.services if service.name in self.running}
         while waiting:
             for name, service in list(waiting.items()):
                 if service.healthy(self.running[name].started):
@@ -81,7 +92,7 @@ class Together:
 
     def mend(self) -> list[str]:
         """Start again what has died, without waiting for it to come up; return the names."""
-        dead = [service for service in self.services if not self.running[service.name].alive]
+        dead = [s for s in self.services if s.name in self.running and not self.running[s.name].alive]
         for service in dead:
             self.mends += 1
             if self.mends > _MENDS:
@@ -91,7 +102,7 @@ class Together:
             self.tell(f"{service.name} died and is started again")
             # Its orphans go first: a task that outlives its scheduler would be run twice.
             process.stop([self.running[service.name]], grace_seconds=0.5)
-            self.running[service.name] = process.start(service)
+            self._start(service)
         return [service.name for service in dead]
 
     def stop(self) -> None:

@@ -1,0 +1,180 @@
+"""``scaleup demo``: Airflow and MLflow start here, a ladder climbs in them, and the terminal follows it live."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from rich.console import Console
+
+from tasks import demo_preflight
+from tasks.demo_follow import follow
+from tasks.demo_summary import summary
+from tasks.errors import ScaleupError
+from tasks.run import new_run_id, runs
+from tasks.run_id import safe
+from tasks.services import airflow, mlflow
+from tasks.services.airflow_api import AirflowApi, AirflowRefused, AirflowUnreachable, wait_seconds
+from tasks.services.interruption import Interrupted, Interruption
+from tasks.services.together import Together, only_one
+from tasks.stage_dir import RunDir, StageDir, read_json
+
+DAG_SECONDS = 120.0
+_INTERRUPTED = 130  # what a shell says of a command that Ctrl-C ended
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line of ``scaleup demo``."""
+    new = argparse.ArgumentParser(prog="scaleup demo", description=__doc__)
+    new.add_argument("experiment", nargs="?", default="gpt_stdlib", help="a file in configs/experiments")
+    new.add_argument(
+        "--keep",
+        action=argparse.BooleanOptionalAction,
+        default=os.environ.get("KEEP", "1") not in ("0", "no", "false"),
+        help="leave both UIs up until Ctrl-C when the ladder has ended",
+    )
+    new.add_argument("--airflow-port", type=int, default=8080, metavar="PORT")
+    new.add_argument("--mlflow-port", type=int, default=5000, metavar="PORT")
+    new.add_argument("--new", action="store_true", help="start a new run, also where an earlier one is unfinished")
+    return new
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo; return 0 where every stage was promoted, 1 where not, 130 after Ctrl-C."""
+    options = parser().parse_args(argv)
+    console = Console(highlight=False)
+    try:
+        with Interruption() as interruption, only_one():
+            return _demo(options, console, interruption)
+    except ScaleupError as error:
+        console.print(f"[bold red]demo:[/] {error}", markup=True, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _demo(options: argparse.Namespace, console: Console, interruption: Interruption) -> int:
+    for name in demo_preflight.end_leftovers():
+        console.print(f"{name} of an earlier demo was still there and has been ended", style="dim")
+    demo_preflight.check(options.experiment, options.airflow_port, options.mlflow_port)
+    os.environ["MLFLOW_TRACKING_URI"] = mlflow.url(options.mlflow_port)
+    os.environ["SCALEUP_AIRFLOW_URL"] = airflow.url(options.airflow_port)
+    together = Together(
+        [mlflow.service(options.mlflow_port)],
+        tell=lambda line: console.print(f"  {line}", style="dim"),
+        shield=interruption.shield,
+    )
+    with _ended(together, console, interruption):
+        _start(together, options, console)
+        api = airflow.api(options.airflow_port)
+        dag_id = f"scale_up_{options.experiment}"
+        run_id = _begin(api, dag_id, options, console)
+        run = RunDir.of(options.experiment, safe(run_id))
+        try:
+            state = follow(run, lambda: api.state(dag_id, run_id), together.mend, console)
+        except KeyboardInterrupt:
+            console.print("stopping this run and everything that was started", style="yellow")
+            _give_up(api, dag_id, run_id)
+            raise
+        console.print(summary(run, state, options.airflow_port))
+        code = 0 if state == "success" else 1
+        if options.keep:
+            _stay(together, console)
+    return code
+
+
+def _start(together: Together, options: argparse.Namespace, console: Console) -> None:
+    console.print("starting Airflow and MLflow, on 127.0.0.1 alone")
+    together.launch_all()  # MLflow takes longest, so it starts while Airflow's database is brought up to date
+    airflow.prepare(options.airflow_port)
+    new = airflow.services(options.airflow_port, mlflow.url(options.mlflow_port))
+    together.services = [*together.services, *new]
+    for service in new:
+        together.launch(service)
+    together.wait_healthy()
+
+
+def _begin(api: AirflowApi, dag_id: str, options: argparse.Namespace, console: Console) -> str:
+    """Return the run to follow: an unfinished one of this experiment goes on, else a new one starts."""
+    _wait_for_dag(api, dag_id)
+    api.unpause(dag_id)
+    for earlier in api.unfinished(dag_id):
+        if options.new or _was_given_up(RunDir.of(options.experiment, safe(earlier))):
+            api.mark_run_failed(dag_id, earlier)
+        else:
+            console.print(f"run {earlier} is unfinished and goes on; `--new` would start another")
+            return earlier
+    run_id = new_run_id()
+    api.trigger(dag_id, run_id, {"note": f"demo, started by {getpass.getuser()}"})
+    return run_id
+
+
+def _wait_for_dag(api: AirflowApi, dag_id: str) -> None:
+    for _ in range(int(DAG_SECONDS / 0.5)):
+        if api.has_dag(dag_id):
+            return
+        wait_seconds(0.5)
+    errors = "\n".join(api.import_errors()) or "Airflow reports no import error"
+    raise ScaleupError(f"Airflow has no DAG {dag_id} after {DAG_SECONDS:.0f} s: {errors}")
+
+
+def _was_given_up(run: RunDir) -> bool:
+    """Say whether a person ended the run, for instance with Ctrl-C."""
+    return any((read_json(path) or {}).get("cause") == "person" for path in run.path.glob("*/cause.json"))
+
+
+def _give_up(api: AirflowApi, dag_id: str, run_id: str) -> None:
+    # Where this fails, the next demo does it: the stage's cause says that a person ended the run.
+    with suppress(AirflowUnreachable, AirflowRefused):
+        api.mark_run_failed(dag_id, run_id)
+
+
+@contextmanager
+def _ended(together: Together, console: Console, interruption: Interruption) -> Iterator[None]:
+    """End all services and their jobs when the block ends, however it ends."""
+    try:
+        yield
+    finally:
+        interruption.ignore()
+        console.print("ending Airflow and MLflow", style="dim")
+        try:
+            together.stop()
+        finally:
+            end_jobs()
+
+
+def end_jobs() -> list[str]:
+    """Cancel the local jobs of all runs that Airflow started in this home; return a line for each."""
+    from tasks.cancel import cancel, mark_person
+    from tasks.launch import job_of, launcher_of
+    from tasks.run import plan_of
+
+    ended = []
+    for run in runs():
+        if "dag_id" not in (read_json(run.info) or {}).get("origin", {}):
+            continue  # `scaleup run` in another terminal looks after its own
+        for path in run.path.glob("*/job.json"):
+            stage = StageDir(path.parent)
+            job = job_of(stage)
+            if job is not None and not launcher_of(plan_of(stage)).poll(job).over:
+                mark_person(stage, getpass.getuser(), "the demo was ended in the terminal")
+                ended.append(cancel(stage))
+    return ended
+
+
+def _stay(together: Together, console: Console) -> None:
+    console.print("\nBoth UIs stay up until Ctrl-C.", style="bold")
+    try:
+        while True:
+            together.mend()
+            wait_seconds(1.0)
+    except Interrupted:
+        console.print()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Following a run: live where the terminal can redraw, line by line where the output is a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+
+from rich.console import Console
+from rich.live import Live
+
+from tasks.ladder_view import Lines, render
+from tasks.services.airflow_api import AirflowUnreachable, wait_seconds
+from tasks.stage_dir import RunDir
+
+LOOK_SECONDS = 0.5
+_ASK_SECONDS = 1.0
+ENDED = ("success", "failed")
+
+
+def follow(run: RunDir, state: Callable[[], str], mend: Callable[[], object], console: Console) -> str:
+    """Show the run until Airflow says that it has ended; return how: ``success`` or ``failed``.
+
+    ``mend`` is called at every look and starts again what has died; until it is back, ``state`` may raise.
+    """
+    lines = Lines()
+    live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
+    block: AbstractContextManager[object] = live or nullcontext()
+    now, asked = "queued", 0.0
+    with block:
+        while True:
+            mend()
+            if time.monotonic() - asked > _ASK_SECONDS:
+                asked = time.monotonic()
+                with suppress(AirflowUnreachable):  # it died and is on its way back
+                    now = state()
+            if live:
+                live.update(render(run), refresh=True)
+            else:
+                for line in lines.new(run):
+                    console.print(line, markup=False, soft_wrap=True)
+            if now in ENDED:
+                return now
+            wait_seconds(LOOK_SECONDS)

@@ -1,0 +1,57 @@
+"""What the demo says at its end: the stages, what was promoted and where, and where to look further."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tasks import tracking
+from tasks.ladder_outcome import outcome
+from tasks.ladder_state import StageNow, stages_now
+from tasks.services import airflow
+from tasks.stage_dir import RunDir, read_json
+
+
+def summary(run: RunDir, state: str, airflow_port: int) -> RenderableType:
+    """Return the closing table and links; ``state`` is Airflow's word on the run."""
+    ended = outcome(run)
+    style = "bold green" if state == "success" else "bold red"
+    return Group(
+        Text(),
+        _stages(stages_now(run)),
+        Text(f"\n{ended.sentence}", style=style),
+        Text(),
+        _links(run, airflow_port),
+    )
+
+
+def _stages(stages: list[StageNow]) -> Table:
+    table = Table(title="The ladder", title_justify="left")
+    for column in ("stage", "ended as", "loss (real)", "gates", "promoted to the store as"):
+        table.add_column(column, overflow="fold")
+    for stage in stages:
+        passed = sum(check["outcome"] == "PASS" for check in stage.checks.values())
+        table.add_row(
+            stage.name,
+            f"[green]{stage.state}[/]" if stage.state == "promoted" else f"[red]{stage.state}[/]",
+            "" if stage.loss is None else f"{stage.loss:.4f}",
+            f"{passed} of {len(stage.checks)} PASS" if stage.checks else "",
+            Text(stage.checkpoint or "-"),
+        )
+    return table
+
+
+def _links(run: RunDir, airflow_port: int) -> Table:
+    origin = (read_json(run.info) or {}).get("origin", {})
+    table = Table.grid(padding=(0, 2))
+    rows = {
+        "Airflow": origin.get("url") or airflow.url(airflow_port),
+        "log in as": f"{airflow.USER}, password {airflow.password()}",
+        "MLflow, stages compared": tracking.compare_url(run) or "not there yet",
+        "MLflow, curves": tracking.curves_url(run) or "not there yet",
+        "report": str(run.report_html) if run.report_html.exists() else "not written",
+    }
+    for name, value in rows.items():
+        table.add_row(f"  {name}", Text(value, overflow="fold"))
+    return table
