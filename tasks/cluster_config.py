@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr, ValidationError
 
 from tasks import config_files
-from tasks.config_errors import Problem, from_pydantic, invalid, unknown
+from tasks.config_errors import Problem, absent, from_pydantic, invalid
 from tasks.stage_dir import home
 
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -120,7 +120,7 @@ class Environment(Strict):
     ] = "none"
     venv: Text | None = Field(default=None, description="folder of the virtual environment, for kind venv")
     image: Annotated[StrictStr, Field(pattern=r"^.+@sha256:[0-9a-f]{64}$")] | None = Field(
-        default=None, description="an image by digest, for pyxis and apptainer"
+        default=None, description="an image by its digest, NAME@sha256:..."
     )
     mounts: tuple[Text, ...] = ()
     setup: tuple[Text, ...] = Field(default=(), description="shell lines that run before the trainer")
@@ -170,7 +170,7 @@ def load_cluster(name: str) -> Cluster:
     """Return the cluster of that name; raise ConfigInvalid with all that is wrong in its file."""
     path = config_files.config_root() / "clusters" / f"{name}.yaml"
     if not path.is_file():
-        raise invalid(path, "cluster", [Problem("", unknown("cluster", name, clusters()))])
+        raise absent(path, "cluster", clusters())
     raw, extends = config_files.read(path, "cluster")
     return parse_cluster(raw, path, extends)
 

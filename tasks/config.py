@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from tasks import config_files
 from tasks.as_trained import PACE_KEYS, RECIPE_KEYS, RUN_KEYS, STAGE_KEYS, dump, rehearsed_recipe, rehearsed_stage
 from tasks.cluster_config import Cluster, Environment, Network, Strict, clusters, load_cluster, parse_cluster
-from tasks.config_errors import Problem, from_pydantic, invalid, unknown
+from tasks.config_errors import Problem, absent, from_pydantic, invalid, unknown
 from tasks.config_gates import capability_problems, gate_problems
 from tasks.config_rules import problems as rule_problems
 from tasks.config_rules import stage_clusters
@@ -82,7 +82,7 @@ def _path(name_or_path: str | Path) -> Path:
     root = config_files.config_root() / "experiments"
     path = Path(given) if given.endswith(".yaml") or "/" in given else root / f"{given}.yaml"
     if not path.is_file():
-        raise invalid(path, "experiment", [Problem("", unknown("experiment", path.stem, experiments()))])
+        raise absent(path, "experiment", experiments())
     if not _NAME.fullmatch(path.stem):
         text = f"the file's name is the experiment's name and may hold a-z, 0-9 and _ only, not {path.stem!r}"
         raise invalid(path, "experiment", [Problem("file", text)])
@@ -164,7 +164,7 @@ def _chosen(override: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _keys(where: str, override: Mapping[str, Any], there: Sequence[str]) -> list[Problem]:
-    return [Problem(where, unknown("key", key, there)) for key in override if key not in there]
+    return [Problem(where, unknown("key", key, sorted(there))) for key in override if key not in there]
 
 
 def _within(

@@ -33,9 +33,8 @@ class Problem:
 def invalid(path: Path, kind: str, problems: Iterable[Problem], extends: str | None = None) -> ConfigInvalid:
     """Return the error for a file: first its name, then one indented line a problem, none twice."""
     lines = dict.fromkeys(f"  {problem}" for problem in problems)
-    article = "an" if kind[0] in "aeiou" else "a"
     origin = f" (extends {extends})" if extends else ""
-    return ConfigInvalid("\n".join([f"{shown(path)}{origin} is not {article} valid {kind}:", *lines]))
+    return ConfigInvalid("\n".join([f"{shown(path)}{origin} is not a valid {kind}:", *lines]))
 
 
 def shown(path: Path) -> str:
@@ -46,12 +45,19 @@ def shown(path: Path) -> str:
         return str(path)
 
 
+def absent(path: Path, kind: str, names: Sequence[str]) -> ConfigInvalid:
+    """Return the error for a file that is not there, with the names of those that are."""
+    return ConfigInvalid(f"{shown(path)} does not exist: {unknown(kind, path.stem, names)}")
+
+
 def unknown(what: str, value: object, names: Iterable[str], plural: str | None = None) -> str:
-    """Say that a name is not known, which is the closest, and which there are."""
-    there = sorted(names)
+    """Say that a name is not known, which is the closest, and which there are, in the order given."""
+    there = list(names)
     close = difflib.get_close_matches(str(value), there, n=1, cutoff=0.6)
-    guess = f"did you mean {close[0]}? " if close else ""
-    listed = f"the {plural or what + 's'} are {', '.join(there)}" if there else f"there is no {what} yet"
+    guess = f"did you mean {close[0]}? " if close and len(there) > 1 else ""
+    listed = f"the {plural or what + 's'} are {', '.join(there)}" if there else "there is no other"
+    if len(there) == 1:
+        listed = f"the only {what} is {there[0]}"
     return f"unknown {what} {value!r}; {guess}{listed}"
 
 
@@ -62,7 +68,8 @@ def from_pydantic(
     found = []
     for detail in details:
         location = tuple(part for part in detail["loc"] if not str(part).startswith(TAG))
-        found.append(Problem(dotted(prefix + location), _sentence(detail, model, location)))
+        place = location[:-1] if detail["type"] == "extra_forbidden" else location
+        found.append(Problem(dotted(prefix + place), _sentence(detail, model, location)))
     return found
 
 
@@ -75,20 +82,20 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel], location: tuple[str 
     """Return what is wrong, the value, and what would be right, for one of pydantic's error types."""
     kind, value, limits = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
-        return unknown("key", location[-1], keys_of(_model_at(model, location[:-1])))
+        return unknown("key", location[-1], sorted(keys_of(_model_at(model, location[:-1]))))
+    meaning = _meaning(model, location)
     if kind == "missing":
-        meaning = _meaning(_model_at(model, location[:-1]), str(location[-1]))
-        return f"is missing; {meaning}" if meaning else "is missing"
+        return f"is missing ({meaning})" if meaning else "is missing"
     if kind in _BOUNDS:
-        return f"must be {_BOUNDS[kind]} {limits[_BOUND_KEYS[kind]]}, not {plain(value)}"
+        return f"must be {_BOUNDS[kind]} {limits[_BOUND_KEYS[kind]]:g}, not {plain(value)}"
     if kind in _WANTED:
         return f"must be {_WANTED[kind]}, not {plain(value)}{_hint(kind, value)}"
     if kind == "literal_error":
         return f"must be {str(limits['expected']).replace(chr(39), '')}, not {plain(value)}"
     if kind == "string_pattern_mismatch":
-        return f"must look like {limits['pattern']}, not {plain(value)}"
+        return f"must be {meaning}, not {plain(value)}"
     if kind in ("too_short", "string_too_short"):
-        return "must not be empty"
+        return f"must not be empty ({meaning})" if meaning else "must not be empty"
     if kind == "value_error":
         return str(limits["error"])
     return f"{detail['msg']}, not {plain(value)}"
@@ -152,12 +159,13 @@ def keys_of(model: type[BaseModel] | None) -> list[str]:
     return [field.alias or name for name, field in fields if field.json_schema_extra != {"filled": True}]
 
 
-def _meaning(model: type[BaseModel] | None, key: str) -> str:
-    """Return what a key's description says."""
-    if model is None:
+def _meaning(model: type[BaseModel], location: Sequence[str | int]) -> str:
+    """Return what the description of the key at a location says."""
+    holder = _model_at(model, location[:-1]) if location else None
+    if holder is None:
         return ""
-    for name, field in model.model_fields.items():
-        if key in (name, field.alias):
+    for name, field in holder.model_fields.items():
+        if location[-1] in (name, field.alias):
             return field.description or ""
     return ""
 

@@ -60,7 +60,7 @@ def parse(path: Path, kind: str) -> dict[str, Any]:
     try:
         value = yaml.load(path.read_text(), Loader=_UniqueKeys)  # noqa: S506  # a SafeLoader with one more check
     except UnicodeDecodeError as error:
-        raise invalid(path, kind, [Problem("", f"is not UTF-8 text (byte {error.start})")]) from error
+        raise invalid(path, kind, [Problem("file", f"is not UTF-8 text (byte {error.start})")]) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}" if mark else "file"

@@ -44,9 +44,8 @@ def gate_problems(stages: Sequence[Any], trainer: Trainer | None) -> list[Proble
     for index, stage in enumerate(stages):
         if not isinstance(stage, Mapping):
             continue
-        place = _Place(
-            f"gpus_{stage.get('gpus')}", earlier, index > 0 and stage.get("start", "continue") == "continue", trainer
-        )
+        alone = index == 0 or stage.get("start") == "scratch" or isinstance(stage.get("start"), Mapping)
+        place = _Place(f"gpus_{stage.get('gpus')}", earlier, not alone, trainer)
         gates, over = _mapping(stage.get("gates")), _mapping(_mapping(stage.get("rehearsal")).get("gates"))
         problems += _gates(f"stages.{index}.gates", gates, place)
         problems += _gates(f"stages.{index}.rehearsal.gates", _laid_over(gates, over), place)
@@ -70,7 +69,7 @@ def _gates(where: str, gates: Mapping[str, Any], place: _Place) -> Iterator[Prob
 
     for name, chosen in gates.items():
         if name not in REGISTRY:
-            yield Problem(where, unknown("gate", name, REGISTRY))
+            yield Problem(where, unknown("gate", name, sorted(REGISTRY)))
         elif chosen != "dropped":
             yield from _gate(f"{where}.{name}", REGISTRY[name], chosen, place)
 
@@ -105,7 +104,7 @@ def _thresholds(where: str, gate: Gate, chosen: Mapping[str, Any], place: _Place
     hints = typing.get_type_hints(gate.function)
     for key, value in chosen.items():
         if key not in gate.thresholds:
-            problems.append(Problem(where, unknown("threshold", key, gate.thresholds)))
+            problems.append(Problem(where, unknown("threshold", key, sorted(gate.thresholds))))
         elif (wrong := _type(hints.get(key, Any), value)) is not None:
             problems.append(Problem(f"{where}.{key}", wrong))
         elif isinstance(value, str) and key == "reference" and value not in place.earlier:
@@ -138,7 +137,7 @@ def _type(hint: Any, value: Any) -> str | None:
 
 def capability_problems(trainer: Trainer) -> list[Problem]:
     """Return the capabilities that do not exist."""
-    there = [*CAPABILITIES, *OPTIONAL]
+    there = sorted([*CAPABILITIES, *OPTIONAL])
     return [
         Problem("trainer.capabilities", unknown("capability", name, there, "capabilities"))
         for name in sorted(trainer.capabilities)

@@ -88,11 +88,13 @@ def _stage(experiment: Experiment, index: int, trained: AsTrained, *, rehearsed:
     def path(key: str) -> str:
         return _path(experiment, index, key, rehearsed)
 
-    yield from _layout(path("layout"), path("model"), trained.stage.gpus, trained.recipe)
+    place = path("layout") if rehearsed else f"stages.{index}"
+    yield from _groups(place, trained.stage.gpus, trained.recipe)
+    yield from _shape(path("layout"), path("model"), trained.recipe)
     yield from _learning_rate(path("learning_rate"), experiment, index, trained.stage)
     if (trained.stage.steps is None) == (trained.stage.tokens is None):
-        said = "neither" if trained.stage.steps is None else "both"
-        yield Problem(_path(experiment, index, "", rehearsed), f"must say steps or tokens, not {said}")
+        said = "and says neither" if trained.stage.steps is None else "not both"
+        yield Problem(_path(experiment, index, "", rehearsed), f"must say steps or tokens, {said}")
         return
     listed = list(_batches(path("batch_sequences"), trained))
     yield from listed
@@ -115,23 +117,27 @@ def _path(experiment: Experiment, index: int, key: str, rehearsed: bool) -> str:
         return f"{stage}.rehearsal.{key}"
     if rehearsed and key in experiment.rehearsal:
         return f"rehearsal.{key}"
-    if key == "layout":
-        return stage
-    return f"{stage}.{key}" if key in Stage.model_fields else f"train.{key}"
+    own = experiment.stages[index].layout is not None if key == "layout" else key in Stage.model_fields
+    return f"{stage}.{key}" if own else f"train.{key}"
 
 
-def _layout(where: str, model_path: str, gpus: int, recipe: Recipe) -> Iterator[Problem]:
-    """The model-parallel groups divide the GPUs, and the model divides into the groups."""
-    layout, model = recipe.layout, recipe.model
+def _groups(where: str, gpus: int, recipe: Recipe) -> Iterator[Problem]:
+    """The GPUs divide into model-parallel groups, and those into shards."""
+    layout = recipe.layout
     words = f"(tensor {layout.tensor} x pipeline {layout.pipeline})"
     if gpus % layout.group:
         would = _fitting(gpus, recipe)
         yield Problem(where, f"{gpus} GPUs do not divide into groups of {layout.group} {words}; {would}")
     elif (gpus // layout.group) % layout.shard:
         copies = gpus // layout.group
-        fits = [n for n in range(1, copies + 1) if copies % n == 0 and n <= max(2 * layout.shard, 8)]
+        fits = _nearest([n for n in range(1, copies + 1) if copies % n == 0], layout.shard)
         groups = f"{copies} groups" if layout.group > 1 else f"{copies} GPUs"
         yield Problem(where, f"{groups} do not divide into shards of {layout.shard}; {_either('shard', fits)} would")
+
+
+def _shape(where: str, model_path: str, recipe: Recipe) -> Iterator[Problem]:
+    """The model divides into its heads, and into what one GPU of a group holds."""
+    layout, model = recipe.layout, recipe.model
     if model.hidden % model.heads:
         yield Problem(model_path, f"hidden {model.hidden} does not divide by heads {model.heads}")
     if model.heads % layout.tensor:
@@ -145,13 +151,18 @@ def _fitting(gpus: int, recipe: Recipe) -> str:
     tensor, pipeline, model = recipe.layout.tensor, recipe.layout.pipeline, recipe.model
     pipelines = [n for n in range(1, model.layers + 1) if model.layers % n == 0 and gpus % (tensor * n) == 0]
     if pipelines:
-        near = sorted(sorted(pipelines, key=lambda n: abs(n - pipeline))[:3])
+        near = _nearest(pipelines, pipeline)
         return f"tensor {tensor} x {_either('pipeline', near)} would"
     tensors = [n for n in range(1, model.heads + 1) if model.heads % n == 0 and gpus % (n * pipeline) == 0]
     if tensors:
-        near = sorted(sorted(tensors, key=lambda n: abs(n - tensor))[:3])
+        near = _nearest(tensors, tensor)
         return f"{_either('tensor', near)} x pipeline {pipeline} would"
     return "tensor 1 x pipeline 1 would"
+
+
+def _nearest(numbers: Sequence[int], wanted: int) -> list[int]:
+    """Return the three numbers nearest to ``wanted``, ascending."""
+    return sorted(sorted(numbers, key=lambda n: abs(n - wanted))[:3])
 
 
 def _either(word: str, numbers: Sequence[int]) -> str:
@@ -200,7 +211,8 @@ def _length(where: str, experiment: Experiment, index: int, trained: AsTrained) 
     needed = sum(parts.values())
     if trained.steps <= needed:
         named = " + ".join(f"{key} {steps}" for key, steps in parts.items() if steps)
-        yield Problem(where, f"{trained.steps} steps are too few; there must be more than {named} = {needed}")
+        total = f" = {needed}" if "+" in named else ""
+        yield Problem(where, f"{trained.steps} steps are too few; there must be more than {named}{total}")
 
 
 def _fed(where: str, trained: AsTrained) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictStr, Tag, field_serializer
 
 from tasks.cluster_config import Count, CountOrZero, NotNegative, Part, Positive, Strict, Text
-from tasks.config_errors import plain, unknown
+from tasks.config_errors import plain
 from training import config as contract
 
 CAPABILITIES = {
@@ -250,7 +250,7 @@ def _trainer(value: Any) -> Any:
     """Take the word ``scaleup``, or a foreign trainer's mapping, which promises nothing that it does not say."""
     if isinstance(value, str):
         if value != "scaleup":
-            raise ValueError(f"{unknown('trainer', value, ['scaleup'])}; any other is a mapping with its command")
+            raise ValueError(f"unknown trainer {value!r}; write scaleup, or a mapping with the command of your own")
         return {"name": "scaleup"}
     if isinstance(value, Mapping) and value.get("name") != "scaleup":
         if "command" not in value:
