@@ -30,7 +30,7 @@ def launch(stage: StageDir) -> Job:
         job = job_of(stage)
         if job is not None:
             state = launcher.poll(job).state
-            if state in ("running", "succeeded"):
+            if state in ("running", "succeeded") or stage.promotion.exists():
                 return job
             if state in ("queued", "unknown"):  # killed between job.json and the launcher's own record
                 launcher.submit(job)

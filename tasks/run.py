@@ -52,7 +52,7 @@ def open_run(
     info = {
         "experiment": experiment, "run_id": run_id, "note": note, "origin": dict(origin), **chosen,
         "stages": [stage.name for stage in ladder.stages], "digest": ladder.digest, "started": time.time(),
-        "by": origin.get("by") or _user(), "host": platform.node(), "commit": _commit(), "environment": _environment(),
+        "by": origin.get("by") or user(), "host": platform.node(), "commit": _commit(), "environment": _environment(),
     }  # fmt: skip
     write_json(run.info, info)
     return run
@@ -114,7 +114,8 @@ def _known_runs() -> str:
     )
 
 
-def _user() -> str:
+def user() -> str:
+    """Return the name of whoever runs this process."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

@@ -17,13 +17,15 @@ from tasks.errors import StageStopped
 from tasks.job_log import describe_end
 from tasks.launch import launcher_of, relaunch, require_job
 from tasks.launchers import Job, JobState
+from tasks.patience import timeout_seconds
 from tasks.plan import StagePlan
 from tasks.records import follow, furthest_step
 from tasks.run import plan_of
 from tasks.stage_dir import StageDir, read_json, write_json
 
+__all__ = ["Look", "look", "timeout_seconds"]
+
 REPAIRS = 3  # a job lost more often than this has a cluster's trouble, which another attempt does not mend
-REPAIR_HOURS = 1.0
 _PATIENCE_SECONDS = 120.0  # the launcher ends a job at its hours itself, and says so a moment later
 
 
@@ -49,6 +51,8 @@ def look(stage: StageDir, now: float | None = None) -> Look:
     with stage.locked("watch"):
         now = time.time() if now is None else now
         decided, job = plan_of(stage), require_job(stage)
+        if stage.promotion.exists():  # also by a person, over whatever ended the job
+            return _look(stage, decided, JobState("succeeded", "promoted"), read_json(stage.watch) or {"step": 0})
         state = launcher_of(decided).poll(job)  # before the records: whoever is over has written all of them
         seen = _read_new(stage, state, now)
         tracking.sync(stage.run)
@@ -59,14 +63,6 @@ def look(stage: StageDir, now: float | None = None) -> Look:
         _stop_if_ended(stage, job, state, decided, seen)
         _stop_if_late(stage, decided, seen, state, now)
         return _look(stage, decided, state, seen)
-
-
-def timeout_seconds(decided: StagePlan) -> float:
-    """Return how long watching a stage may take: its time in the queue, its hours, and what repairs may add.
-
-    The looks themselves end a stage before that; this is for whoever calls them, whose own limit may be shorter.
-    """
-    return 3600.0 * (decided.cluster.queue_hours + decided.hours + REPAIR_HOURS)
 
 
 def _read_new(stage: StageDir, state: JobState, now: float) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from running import steps, until
 
-from tasks.launch import job_of, launcher_of
+from tasks.launch import job_of, launch, launcher_of
 from tasks.launchers.processes import marked
 from tasks.run import open_run, plan_of, runs
 from tasks.stage_dir import StageDir, write_json
@@ -79,6 +80,10 @@ class Configs:
         self._write("experiments", name, {**EXPERIMENT, "trainer": trainer, **changes})
         return name
 
+    def stages(self):
+        """Return the two stages, to be changed."""
+        return [dict(stage) for stage in EXPERIMENT["stages"]]
+
     def cluster(self, name="here", **changes):
         self._write("clusters", name, {**CLUSTER, **changes})
         return name
@@ -139,3 +144,16 @@ def gate_file(tmp_path):
     """A file for which the foreign trainer waits before step 20, and the settings that make it wait."""
     path = tmp_path / "go_on"
     return path, {"wait_at": 20, "wait_for": str(path)}
+
+
+@pytest.fixture
+def running(begin, gate_file):
+    """A stage whose trainer waits before step 20 until the file is there."""
+
+    def start(**changes):
+        stage = begin(settings=gate_file[1], **changes)
+        launch(stage)
+        until(lambda: 19 in steps(stage))
+        return stage
+
+    return start

@@ -32,6 +32,21 @@ def steps(stage):
     return [r["step"] for r in found if r.get("kind", "step") == "step"]
 
 
+def state_of(stage):
+    """Return the state of the stage's newest job."""
+    from tasks.launch import job_of, launcher_of
+    from tasks.run import plan_of
+
+    return launcher_of(plan_of(stage)).poll(job_of(stage)).state
+
+
+def look_to_the_end(stage):
+    """Look until the stage is done; return the last look."""
+    from tasks.watch import look
+
+    return until(lambda: (seen := look(stage)).done and seen)
+
+
 def in_process(stage, text, prelude=""):
     """Run ``text`` with ``stage`` at hand in a process of its own, after ``prelude``; return the finished process."""
     program = "\n".join([

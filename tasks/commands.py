@@ -1,0 +1,163 @@
+"""What each command of ``scaleup`` does; :mod:`tasks.cli` parses, this acts and prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from argparse import Namespace
+from typing import Any
+
+from tasks.errors import ConfigInvalid, ScaleupError
+from tasks.run import find_run, ladder_of, user
+from tasks.stage_dir import RunDir, StageDir, read_json
+
+
+def run(options: Namespace) -> int:
+    """Climb an experiment."""
+    from tasks.climb import climb
+    from tasks.terminal import teller
+
+    chosen = {name: getattr(options, name) for name in ("cluster", "first", "last", "seed", "note")}
+    with teller(sys.stdout, options.plain) as told:
+        return climb(options.experiment, told, run_id=options.run_id, **chosen)
+
+
+def status(options: Namespace) -> int:
+    """Show how a run stands, once or until it is over."""
+    from tasks.terminal import teller
+
+    found = find_run(options.run)
+    if options.json:
+        print(json.dumps(_status(found), indent=1))
+        return 0
+    if not options.follow:
+        from rich import print as show
+
+        from tasks.ladder_view import render
+
+        show(render(found))
+        return 0
+    with teller(sys.stdout) as told:
+        while True:
+            told.show(found)
+            if _over(found):
+                return 0
+            time.sleep(1.0)
+
+
+def validate(options: Namespace) -> int:
+    """Check experiments, all of them before any verdict, and print their tables."""
+    from tasks import config, plan
+
+    wrong = []
+    for name in options.experiments or config.experiments():
+        try:
+            loaded = config.load_experiment(name)
+            ladder = plan.resolve(loaded, cluster=options.cluster)
+        except ConfigInvalid as error:
+            wrong.append(str(error))
+            continue
+        _print_ladder(loaded.name, loaded.description, plan.table(ladder))
+    if wrong:
+        raise ConfigInvalid("\n".join(wrong))
+    return 0
+
+
+def promote(options: Namespace) -> int:
+    """Promote a stage by a person's word."""
+    from tasks.promote import override
+
+    stage = _stage(options.run, options.stage)
+    record = override(stage, options.because, options.by or user())
+    if record.get("kind") == "leave":
+        print(f"{stage.name} has {record['person']}'s leave to go on: {record['because']}")
+        print(f"it starts when its run goes on: in Airflow clear its tasks, or scaleup run {_go_on(stage.run)}")
+    else:
+        who = record["person"] or "its gates"
+        print(f"{stage.name} is promoted by {who}: {record['because']}\n{record['checkpoint']['path']}")
+    return 0
+
+
+def report(options: Namespace) -> int:
+    """Write all reports of a run."""
+    from tasks.report import report as write_report
+    from tasks.report import report_run
+
+    found = find_run(options.run)
+    for decided in ladder_of(found).stages:
+        if found.stage(decided.name).path.exists():
+            write_report(found.stage(decided.name))
+    report_run(found)
+    print(found.report_html)
+    return 0
+
+
+def _stage(said: str, name: str) -> StageDir:
+    found = find_run(said)
+    names = [decided.name for decided in ladder_of(found).stages]
+    if name not in names:
+        raise ScaleupError(
+            f"{found.experiment}/{found.run_id} has no stage {name!r}; its stages are {', '.join(names)}"
+        )
+    return found.stage(name)
+
+
+def _go_on(found: RunDir) -> str:
+    return f"{found.experiment} --run-id {found.run_id}"
+
+
+def _status(found: RunDir) -> dict[str, Any]:
+    """Return the run as JSON: what its folder says, and of each stage's newest job what its launcher says."""
+    from tasks.ladder_outcome import outcome
+    from tasks.ladder_state import stages_now
+    from tasks.launch import job_of, launcher_of
+
+    info = read_json(found.info) or {}
+    ladder, stages = ladder_of(found), []
+    for now in stages_now(found):
+        job = job_of(found.stage(now.name))
+        state = launcher_of(ladder.stage(now.name)).poll(job) if job else None
+        asked = {**dataclasses.asdict(state), "name": job.name, "attempt": job.attempt} if job and state else None
+        stages.append({**dataclasses.asdict(now), "job": asked})
+    said = {key: info.get(key) for key in ("started", "by", "note", "commit")}
+    names = {"experiment": found.experiment, "run_id": found.run_id, "folder": str(found.path)}
+    return {**names, **said, "stages": stages, "outcome": dataclasses.asdict(outcome(found))}
+
+
+def _over(found: RunDir) -> bool:
+    """Whether nothing more happens by itself: all promoted, or one stage ended without."""
+    from tasks.ladder_state import ENDED, stages_now
+
+    states = [stage.state for stage in stages_now(found)]
+    return all(state == "promoted" for state in states) or any(state in ENDED - {"promoted"} for state in states)
+
+
+def _print_ladder(name: str, description: str, rows: list[dict[str, Any]]) -> None:
+    """Print the resolved stages, one column each: the real recipe, and below it what a rehearsal trains instead."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{name}: {description}", title_justify="left")
+    table.add_column("")
+    for row in rows:
+        table.add_column(row["stage"], overflow="fold")
+    for key in rows[0]:
+        if key not in ("stage", "rehearsal"):
+            table.add_row(key.replace("_", " "), *(_cell(row[key]) for row in rows))
+    rehearsed = next((row["rehearsal"] for row in rows if row["rehearsal"]), None)
+    if rehearsed is not None:
+        table.add_section()
+        for key in rehearsed:
+            cells = (_cell(row["rehearsal"][key]) if row["rehearsal"] else "" for row in rows)
+            table.add_row(f"rehearsal: {key.replace('_', ' ')}", *cells)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_cell(inner) for inner in value) or "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
