@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from tasks.errors import ScaleupError
 from tasks.stage_dir import RunDir, StageDir, read_json
 from tasks.tracking import summary
 
@@ -231,7 +232,11 @@ def _state_of_files(run: RunDir) -> tuple[Any, ...]:
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    return read_json(path) or {}
+    """Return what was shipped; of a broken file nothing, since all can be found again by its tags on the server."""
+    try:
+        return read_json(path) or {}
+    except ScaleupError:
+        return {}
 
 
 def _write_state(path: Path, state: Mapping[str, Any]) -> None:

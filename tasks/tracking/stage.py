@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.stage_dir import StageDir, read_json, write_json
-from tasks.tracking import _LIVE_SECONDS, ship_files, ship_status, ship_tags, summary
+from tasks.tracking import _LIVE_SECONDS, _read_state, ship_files, ship_status, ship_tags, summary
 from tasks.tracking.curves import Marker, Point, next_batch
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class StageShipment:
     def __init__(self, stage: StageDir, server: Server, experiment_id: str, parent: str) -> None:
         """Find the stage's child run by its key, or make it."""
         self.stage, self.server = stage, server
-        self.state: dict[str, Any] = read_json(stage.tracking) or {}
+        self.state = _read_state(stage.tracking)
         if "run_id" not in self.state:
             tags = {"scaleup.stage_key": f"{stage.run.run_id}/{stage.name}", "mlflow.parentRunId": parent}
             began = summary.began(stage)

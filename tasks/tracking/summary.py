@@ -57,7 +57,10 @@ def milliseconds(value: Any) -> int | None:
 def airflow_url(run: RunDir) -> str | None:
     """Return the address of the DAG run that made this run, where Airflow made it and its address is known."""
     base = os.environ.get("SCALEUP_AIRFLOW_URL")
-    origin = (read_json(run.info) or {}).get("origin") or {}
+    try:
+        origin = (read_json(run.info) or {}).get("origin") or {}
+    except ScaleupError:
+        return None
     dag, dag_run = origin.get("dag_id"), origin.get("dag_run_id") or origin.get("run_id")
     if not (base and dag and dag_run):
         return None
