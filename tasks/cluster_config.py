@@ -225,9 +225,13 @@ def _environment(environment: Environment) -> list[Problem]:
 
 def _secrets(file: Path) -> list[Problem]:
     where = "environment.secrets.file"
+    if not file.is_absolute():
+        return [
+            Problem(where, f"must be absolute or begin with ~, since jobs start in other folders, not {str(file)!r}")
+        ]
     if not file.is_file():
         return [Problem(where, f"{str(file)!r} does not exist; write NAME=value lines into it and `chmod 600` it")]
     mode = stat.S_IMODE(file.stat().st_mode)
-    if mode != 0o600:
+    if mode & 0o077:
         return [Problem(where, f"{str(file)!r} has mode {mode:04o}, so others may read it; `chmod 600` it")]
     return []

@@ -170,6 +170,7 @@ def resolve(
     for index in range(end + 1):  # from the first, since a learning rate may follow from a stage not chosen
         plans.append(_plan(experiment, index, where, plans, seed))
     chosen = plans[begin:]
+    _references(experiment, chosen)
     chosen = [replace(plan, next=after.name) for plan, after in pairwise(chosen)] + [
         replace(chosen[-1], hand_over_step=None)
     ]
@@ -192,6 +193,17 @@ def _selection(experiment: Experiment, first: str | None, last: str | None) -> t
         )
         raise _refused(experiment.name, "first", text)
     return begin, end
+
+
+def _references(experiment: Experiment, chosen: Sequence[StagePlan]) -> None:
+    """Refuse a choice of stages that leaves out one with which a gate compares."""
+    there = {plan.name for plan in chosen}
+    for plan in chosen:
+        for key, thresholds in plan.gates.items():
+            reference = thresholds.get("reference")
+            if reference is not None and reference not in there:
+                text = f"{gate_name(key)} of {plan.name} compares with {reference}, which would not be climbed"
+                raise _refused(experiment.name, "first", f"{text}; start with {reference}")
 
 
 def _refused(experiment: str, where: str, text: str) -> config.ConfigInvalid:

@@ -48,7 +48,6 @@ def test_each_malformed_file_earns_its_message(configs: Path, case: dict[str, st
         (configs / "experiments" / "x.yaml").write_text(spoilt(case))
     else:
         (configs / "clusters" / "c.yaml").write_text(spoilt(case))
-    (configs.parent / "open.env").touch(mode=0o644)
     with pytest.raises(ConfigInvalid) as raised:
         config.load_experiment("x")  # loads its cluster as well
     expected = case["says"].rstrip("\n")
