@@ -57,7 +57,7 @@ def look(stage: StageDir, now: float | None = None) -> Look:
         seen = _read_new(stage, state, now)
         tracking.sync(stage.run)
         _stop_if_told(stage)
-        _judge_early(stage, seen)
+        _judge_early(stage, decided, seen)
         if state.state == "lost":
             state = _repair(stage, job, seen)
         _stop_if_ended(stage, job, state, decided, seen)
@@ -94,18 +94,17 @@ def _stop_if_told(stage: StageDir) -> None:
         raise StageStopped(f"{stage.name} was stopped ({cause['cause']}): {cause['detail']}")
 
 
-def _judge_early(stage: StageDir, seen: dict[str, Any]) -> None:
-    """Ask the early gates once their records are there; one that says no ends the stage, unless a person gave leave."""
+def _judge_early(stage: StageDir, decided: StagePlan, seen: dict[str, Any]) -> None:
+    """Ask the early gates once the canary is recorded; one that says no ends the stage, unless a person gave leave."""
+    canary = [span.last_step for span in decided.spans if span.phase == "canary"]
+    if not canary or seen["step"] < canary[-1]:
+        return
     known = read_json(stage.early)
     checks = known["checks"] if known else []
-    if not checks or any(check["outcome"] == "NEED_MORE_DATA" for check in checks):
-        if not seen["new"] and known is not None:
-            return
-        from tasks.evaluate import early  # gates bring pandas and scipy, which DAG files must not load to parse
+    if known is None or (seen["new"] and any(check["outcome"] == "NEED_MORE_DATA" for check in checks)):
+        from tasks.evaluate import early  # gates bring pandas and scipy, which most looks do without
 
         checks = [check.to_json() for check in early(stage)]
-        if checks:
-            write_json(stage.early, {"checks": checks, "step": seen["step"], "time": time.time()})
     against = [check for check in checks if check["outcome"] in ("FAIL", "INVALID")]
     if against and not stage.leave.exists():
         first = against[0]
@@ -139,9 +138,9 @@ def _stop_if_ended(stage: StageDir, job: Job, state: JobState, decided: StagePla
 
 def _stop_if_late(stage: StageDir, decided: StagePlan, seen: dict[str, Any], state: JobState, now: float) -> None:
     if state.state == "running":
-        late = now - seen["running_since"] - decided.hours * 3600 - _PATIENCE_SECONDS
-        if late > 0:
-            detail = f"it runs since {_hours(now - seen['running_since'])} h; the stage has {decided.hours:g} h"
+        ran = now - seen.get("running_since", state.started or now)
+        if ran > decided.hours * 3600 + _PATIENCE_SECONDS:
+            detail = f"it runs since {_hours(ran)} h; the stage has {decided.hours:g} h"
             record_cause(stage, "hours", detail)
             raise StageStopped(f"{stage.name} is stopped at step {seen['step']}: {detail}")
     if state.state == "queued":

@@ -1,0 +1,192 @@
+"""Looking at a running stage: what a look sees, what ends a stage, and what must not."""
+
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from running import KILL_AT, in_process, look_to_the_end, state_of, steps, until
+
+from tasks import tracking
+from tasks.cancel import cancel
+from tasks.errors import LaunchFailed, RecordsInvalid, StageStopped
+from tasks.launch import job_of, launch
+from tasks.launchers.processes import marked
+from tasks.run import plan_of
+from tasks.stage_dir import read_json, write_json
+from tasks.watch import look, timeout_seconds
+
+DAY = 86_400.0
+
+
+def test_a_look_says_how_far_the_stage_is(running, gate_file):
+    stage = running()
+    seen = look(stage)
+    assert (seen.done, seen.state, seen.step, seen.last_step) == (False, "running", 19, 40)
+    assert seen.tokens_per_gpu_second == 16 * 8 / 8 / 0.5
+    assert seen.line.startswith("gpus_8 running: step 19 of 40, loss ")
+    gate_file[0].touch()
+    assert look_to_the_end(stage).step == 40
+    assert look(stage).done  # again, after the end
+
+
+def test_records_are_read_once_each(running):
+    stage = running()
+    look(stage)
+    first = read_json(stage.watch)
+    look(stage)
+    second = read_json(stage.watch)
+    assert first["new"] >= 20  # the header, the held-out row, 19 steps
+    assert second["new"] == 0
+    assert second["offset"] == first["offset"] == stage.metrics.stat().st_size
+
+
+def test_looks_at_once_take_turns(running):
+    stage = running()
+    with ThreadPoolExecutor(4) as pool:
+        seen = list(pool.map(look, [stage] * 4))
+    assert {s.step for s in seen} == {19}
+    assert read_json(stage.watch)["new"] == 0
+
+
+def test_a_stage_never_launched_is_named(begin):
+    with pytest.raises(LaunchFailed, match=r"has no job\.json: the stage was never launched"):
+        look(begin())
+
+
+def test_a_failed_job_is_reported_with_its_log_s_last_lines(begin):
+    stage = begin(settings={"fail_at": 13})
+    launch(stage)
+    until(lambda: state_of(stage) == "failed")
+    with pytest.raises(StageStopped) as stopped:
+        look(stage)
+    lines = str(stopped.value).splitlines()
+    assert lines[0] == "gpus_8 ended before its time: the program ended with exit code 1"
+    assert lines[1] == f"{stage.attempt(1) / 'log.txt'} ends with:"
+    assert "  the loss function is not defined here" in lines
+    cause = read_json(stage.cause)
+    assert (cause["cause"], cause["state"], cause["exit_code"]) == ("job_over", "failed", 1)
+    with pytest.raises(StageStopped, match="was stopped"):
+        look(stage)
+
+
+def test_a_trainer_that_exits_0_too_early_has_not_succeeded(begin):
+    stage = begin(trainer={"command": ["python", "-c", "pass", "{stage_dir}"], "capabilities": ["phase"]})
+    launch(stage)
+    until(lambda: state_of(stage) == "succeeded")
+    with pytest.raises(StageStopped, match="the trainer exited 0 after step 0, before its last, 40"):
+        look(stage)
+
+
+def test_a_lost_job_is_repaired_and_ends_well(running, gate_file):
+    stage = running()
+    first = job_of(stage)
+    os.kill(json.loads((Path(first.folder) / "supervisor.json").read_text())["pid"], signal.SIGKILL)
+    until(lambda: state_of(stage) == "lost")
+    seen = look(stage)
+    assert not seen.done
+    assert job_of(stage).attempt == 2
+    gate_file[0].touch()
+    assert look_to_the_end(stage).step == 40
+    assert steps(stage) == [*range(1, 20), *range(16, 41)]
+    assert marked(first.name) == []
+
+
+def test_a_job_lost_again_and_again_is_given_up(running):
+    stage = running()
+    look(stage)
+    write_json(stage.watch, {**read_json(stage.watch), "repairs": 3})
+    supervisor = json.loads((stage.attempt(1) / "supervisor.json").read_text())
+    os.kill(supervisor["pid"], signal.SIGKILL)
+    until(lambda: state_of(stage) == "lost")
+    with pytest.raises(StageStopped, match="it was lost 4 times"):
+        look(stage)
+
+
+@pytest.mark.parametrize("boundary", ["'write_json', 1", "'write_json', 2", "'follow', 1"])
+def test_a_look_killed_at_any_moment_harms_nothing(running, gate_file, boundary):
+    stage = running()
+    die = f"{KILL_AT}import tasks.watch\nafter(tasks.watch, {boundary})"
+    killed = in_process(stage, "from tasks.watch import look\nwhile True: look(stage)", die)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert state_of(stage) == "running"
+    gate_file[0].touch()
+    assert look_to_the_end(stage).step == 40
+    assert job_of(stage).attempt == 1
+
+
+def test_an_exception_inside_a_look_leaves_the_job_alone(running, gate_file, monkeypatch):
+    stage = running()
+    stage.watch.mkdir()  # as bad as a full disk: what is remembered can be neither read nor written
+    with pytest.raises(OSError):
+        look(stage)
+    said = cancel(stage)
+    assert "is left as it is (running): no cause to end it is recorded" in said
+    assert "within 6 hours" in said
+    assert state_of(stage) == "running"
+    assert launch(stage) == job_of(stage)  # found again
+    stage.watch.rmdir()
+    gate_file[0].touch()
+    assert look_to_the_end(stage).done
+
+
+def test_records_that_break_the_contract_are_named_and_leave_the_job_alone(running):
+    stage = running()
+    with stage.metrics.open("a") as file:
+        file.write("no json\n{}\n")
+    with pytest.raises(RecordsInvalid, match="is not a JSON object: 'no json'"):
+        look(stage)
+    assert state_of(stage) == "running"
+
+
+def test_mlflow_being_down_fails_nothing(running, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setattr(tracking, "_FIRST_WAIT", 60.0)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    assert look(running()).step == 19
+
+
+def test_eight_days_on_a_stage_of_two_weeks_is_healthy(running, configs):
+    text = [{**stage, "hours": 14 * 24} for stage in configs.stages()]
+    stage = running(stages=text)
+    now = look(stage) and read_json(stage.watch)["last_look"]
+    assert look(stage, now=now + 8 * DAY).state == "running"
+    assert not stage.cause.exists()
+    assert timeout_seconds(plan_of(stage)) > 14 * DAY
+
+
+def test_a_stage_beyond_its_hours_is_stopped(running):
+    stage = running()
+    now = look(stage) and read_json(stage.watch)["last_look"]
+    look(stage, now=now + 3600)  # at the limit its own launcher ends it, which may take a moment
+    with pytest.raises(StageStopped, match=r"gpus_8 is stopped at step 19: it runs since 192\.0 h; the stage has 1 h"):
+        look(stage, now=now + 8 * DAY)
+    assert read_json(stage.cause)["cause"] == "hours"
+    assert cancel(stage).endswith("the stage has 1 h")
+    assert marked(job_of(stage).name) == []
+
+
+def test_a_job_that_its_launcher_ended_at_its_hours_says_so(running, configs):
+    stage = running(stages=[{**stage, "hours": 0.8 / 3600} for stage in configs.stages()])
+    until(lambda: state_of(stage) == "failed")
+    with pytest.raises(StageStopped, match="its hours were up"):
+        look(stage)
+    assert read_json(stage.cause)["cause"] == "hours"
+
+
+def test_a_job_queued_for_too_long_is_given_up(begin, configs):
+    configs.cluster(queue_hours=2.0)
+    stage = begin()
+    job = launch(stage)
+    until(lambda: state_of(stage) == "succeeded")
+    for name in ("supervisor.json", "exit.json"):  # the folder of a job that has been taken and not started
+        (Path(job.folder) / name).unlink()
+    submitted = read_json(stage.job)["submitted"]
+    assert look(stage, now=submitted + 1.9 * 3600).state == "queued"
+    with pytest.raises(StageStopped, match=r"it waits since 3\.0 h; cluster here has queue_hours: 2"):
+        look(stage, now=submitted + 3 * 3600)
+    assert read_json(stage.cause)["cause"] == "queue"
+    cancel(stage)
+    assert state_of(stage) == "cancelled"
