@@ -151,15 +151,28 @@ def test_forecast_efficiency_scales_strongly_with_work_and_overhead():
     assert ask("forecast_efficiency", only, reference="gpus_64").outcome is Outcome.NEED_MORE_DATA
 
 
+def canary_only(evidence: Evidence) -> Evidence:
+    return replace(evidence, steps=evidence.steps[evidence.steps["phase"] != "train"], moment="early")
+
+
 @pytest.mark.parametrize(
     ("speed", "outcome"), [(97.0, Outcome.PASS), (92.2, Outcome.NEED_MORE_DATA), (80.0, Outcome.FAIL)]
 )
 def test_canary_against_the_registered_forecast(speed: float, outcome: Outcome):
-    check = ask("canary", second_stage(speed=speed))
+    check = ask("canary", canary_only(second_stage(speed=speed)))
     assert check.outcome is outcome, check.reason
     assert check.estimate == pytest.approx(speed / 97.3, rel=0.015)
     assert check.n == 20
     assert check.window == "steps 91..110, phase canary"
+
+
+def test_a_spike_leaves_the_canary_undecided_until_more_steps_are_in():
+    evidence = second_stage(speed=97.0)
+    evidence.steps.loc[evidence.steps["step"] == 100, "step_seconds"] *= 2
+    assert ask("canary", canary_only(evidence)).outcome is Outcome.NEED_MORE_DATA
+    later = ask("canary", evidence)
+    assert later.outcome is Outcome.PASS
+    assert later.window == "steps 91..180, phase canary and train"
 
 
 def test_canary_without_a_forecast_is_invalid():

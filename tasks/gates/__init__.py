@@ -13,6 +13,7 @@ from tasks.gates.core import (
     When,
     gate,
     judge,
+    judge_all,
     worst,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "When",
     "gate",
     "judge",
+    "judge_all",
     "loss",
     "recovery",
     "stability",

@@ -195,6 +195,15 @@ def judge(gate: Gate, evidence: Evidence, thresholds: Mapping[str, Any] | None =
     return check
 
 
+def judge_all(evidence: Evidence, policy: Mapping[str, Mapping[str, Any]]) -> list[Check]:
+    """Ask all gates of ``policy`` (name to thresholds) that are judged at the evidence's moment."""
+    return [
+        judge(REGISTRY[name], evidence, thresholds)
+        for name, thresholds in policy.items()
+        if evidence.moment in REGISTRY[name].moments
+    ]
+
+
 def _invalid(gate: Gate, policy: Mapping[str, Any], reason: str) -> Check:
     return Check(
         gate.name,

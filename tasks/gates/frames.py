@@ -80,22 +80,27 @@ def seconds(frame: pd.DataFrame, facts: StageFacts, what: str) -> statistics.Arr
 
 
 def measured(
-    of: Recorded, facts: StageFacts, *, phase: str = "train", launch_sd: float = statistics.LAUNCH_SD, confidence: float
+    of: Recorded,
+    facts: StageFacts,
+    *,
+    phases: tuple[str, ...] = ("train",),
+    launch_sd: float = statistics.LAUNCH_SD,
+    confidence: float,
 ) -> tuple[statistics.Mean, statistics.Array, str]:
     """Return throughput (tokens/s/GPU) with its interval, the step seconds it rests on, and their window.
 
     Warm-up is dropped from the records with which a stage begins; where replay or canary ran before, it is over.
     """
-    frame = steps(of, facts.name, (phase,))
+    frame = steps(of, facts.name, phases)
+    phase = " and ".join(phases)
     values = seconds(frame, facts, f"{phase} steps of {facts.name}")
-    if values.size < statistics.SMALLEST_WINDOW:
-        raise Unusable(
-            f"{values.size} {phase} steps of {facts.name} are too few; {statistics.SMALLEST_WINDOW} are the least"
-        )
-    cold = phase == "train" and int(frame["step"].iloc[0]) <= max(facts.first_step, 1)
+    least = statistics.SMALLEST_WINDOW
+    if values.size < least:
+        raise Unusable(f"{values.size} {phase} steps of {facts.name} are too few; {least} are the least")
+    cold = phases == ("train",) and int(frame["step"].iloc[0]) <= max(facts.first_step, 1)
     dropped = statistics.warm_up(values) if cold else 0
     kept = values[dropped:]
-    if kept.size < statistics.SMALLEST_WINDOW:
+    if kept.size < least:
         raise Unusable(
             f"of {values.size} {phase} steps of {facts.name} {dropped} are warm-up; the {kept.size} left are too few"
         )

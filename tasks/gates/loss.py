@@ -12,8 +12,6 @@ from tasks import extrapolation, statistics
 from tasks.gates import frames
 from tasks.gates.core import Check, Evidence, Outcome, Undecided, Unusable, gate
 
-SIGMA_RUN = 0.001  # nats; least run-to-run sd of a final loss (OLMo ladder reruns, GATES 2.2)
-
 
 @gate(when="end", needs=("held_out",))
 def loss_near_baseline(evidence: Evidence, *, eps: float = 0.01, confidence: float = 0.95) -> Check:
@@ -48,7 +46,7 @@ def _against_curve(
         slope, float(baseline["batch_tokens"]), evidence.stage.batch_tokens, extrapolation.critical_batch(tokens)
     )
     excess = loss - float(values.mean()) - shift
-    spread = max(float(values.std(ddof=1)), SIGMA_RUN)
+    spread = max(float(values.std(ddof=1)), extrapolation.SIGMA_RUN)
     se = math.sqrt(spread**2 * (1 + 1 / n) + shift_sd**2)
     reach = statistics.t_quantile(confidence, n - 1) * se
     decision = statistics.decide(excess - reach, excess + reach, eps, better="lower")
