@@ -183,6 +183,7 @@ class Emulation:
     spike_rate: float  # chance that a step is a spike
     spike_factor: float  # how many times longer a spiked step takes
     seed: int
+    recipe_activation_checkpointing: bool = False  # activations are computed again in the backward pass
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,8 @@ class TrainConfig:
     optimizer: Optimizer = Optimizer()
     checkpointing: Checkpointing = Checkpointing()
     held_out: HeldOut = HeldOut()
-    processes: int | None = None  # real processes; fewer than ``gpus`` means virtual ranks; None: one a GPU
+    processes: int | None = None  # real processes; fewer than ``gpus`` means virtual ranks; None: one a GPU,
+    # but where GPUs are emulated one a core, at most two
     reduction: Literal["batched", "exact"] = "batched"
     emulation: Emulation | None = None
     schema: int = SCHEMA

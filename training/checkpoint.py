@@ -1,0 +1,167 @@
+"""Checkpoints by torch.distributed.checkpoint: everything the next step depends on, whole or not there.
+
+Model, both moments of the optimizer, step, data cursor and generator state are all tensors under flat names, so a
+checkpoint loads on any number of processes and holds no pickled objects but torch's own index. That index *is*
+unpickled, so only folders whose manifest verifies are opened; sums show damage, not who wrote a folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from training import manifest
+from training.config import CHECKPOINTS, ConfigError, Start, TrainConfig
+from training.manifest import Manifest, Purpose
+from training.model import GPT
+from training.optimizer import AdamW
+from training.parallel import World
+
+
+@dataclass
+class Progress:
+    """Where a job is: the last step done, and the samples taken from the stream so far."""
+
+    step: int = 0
+    cursor: int = 0
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What a job begins from: a checkpoint of its own, the one its config names, or nothing."""
+
+    checkpoint: Manifest | None = None
+    own: bool = False  # this stage wrote it, so the stage is under way
+    weights_only: bool = False
+    unsound: tuple[str, ...] = ()  # newer checkpoints that did not verify, and why
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the header record says of it."""
+        found = self.checkpoint
+        return {
+            "resumed_from": {"step": found.step, "path": str(found.folder), "own": self.own} if found else None,
+            "unsound_checkpoints": list(self.unsound),
+        }
+
+
+def find(stage_dir: Path, config: TrainConfig, fingerprint: str) -> Resume:
+    """Return the newest sound checkpoint of the stage, else its start; raise ConfigError if that one is not usable."""
+    unsound: list[str] = []
+    for found in reversed(manifest.whole(stage_dir / CHECKPOINTS)):
+        problems = manifest.verify(found.folder) or _mismatches(found, config, fingerprint)
+        if not problems:
+            return Resume(found, own=True, unsound=tuple(unsound))
+        unsound += problems
+    start = config.start
+    if start.kind == "scratch":
+        return Resume(unsound=tuple(unsound))
+    return dataclasses.replace(_named(start, config, fingerprint), unsound=tuple(unsound))
+
+
+def _named(start: Start, config: TrainConfig, fingerprint: str) -> Resume:
+    if start.checkpoint is None:
+        raise ConfigError(f"start: kind {start.kind!r} needs a checkpoint, and config.json names none")
+    folder = Path(start.checkpoint)
+    if problems := manifest.verify(folder):
+        raise ConfigError(f"start.checkpoint is not sound: {'; '.join(problems)}")
+    found = manifest.read(folder)
+    weights_only = start.kind == "weights"
+    problems = _mismatches(found, config, fingerprint, weights_only)
+    if not weights_only and found.step != start.step:
+        problems.append(f"{folder} is of step {found.step}, the stage starts after step {start.step}")
+    if problems:
+        raise ConfigError(f"start.checkpoint does not fit: {'; '.join(problems)}")
+    return Resume(found, weights_only=weights_only)
+
+
+def identity(config: TrainConfig, fingerprint: str) -> dict[str, Any]:
+    """Return what must be the same for a job to go on from a checkpoint exactly."""
+    return {
+        "model": dataclasses.asdict(config.model),
+        "sequence_length": config.sequence_length,
+        "seed": config.seed,
+        "fingerprint": fingerprint,
+    }
+
+
+def _mismatches(found: Manifest, config: TrainConfig, fingerprint: str, weights_only: bool = False) -> list[str]:
+    wanted = identity(config, fingerprint)
+    names = ["model"] if weights_only else list(wanted)
+    return [
+        f"{found.folder} was written with {name} {found.extra.get(name)!r}, this stage has {wanted[name]!r}"
+        for name in names
+        if found.extra.get(name) != wanted[name]
+    ]
+
+
+@dataclass(frozen=True)
+class Checkpointer:
+    """Saves and loads one job's state."""
+
+    stage_dir: Path
+    config: TrainConfig
+    fingerprint: str
+    model: GPT
+    optimizer: AdamW
+    world: World
+
+    def save(self, progress: Progress, purpose: Purpose) -> dict[str, Any]:
+        """Write a checkpoint together with all processes; return its record. Older periodic ones beyond keep go."""
+        begin = time.perf_counter()
+        folder = self.stage_dir / CHECKPOINTS / manifest.folder_name(progress.step)
+        writing = folder.with_name(f".{folder.name}.writing")
+        if self.world.first:
+            shutil.rmtree(writing, ignore_errors=True)
+        self.world.wait()
+        save(self._state(progress), checkpoint_id=writing, no_dist=self.world.processes == 1)
+        if not self.world.first:
+            return {}
+        written = manifest.write(
+            writing,
+            step=progress.step,
+            tokens=progress.cursor * self.config.sequence_length,
+            purpose=purpose,
+            world=self.config.gpus,
+            config_digest=manifest.digest_of(self.config.to_json()),
+            extra=identity(self.config, self.fingerprint) | {"cursor": progress.cursor},
+        )
+        manifest.publish(writing, folder)
+        manifest.prune(folder.parent, self.config.checkpointing.keep)
+        return {
+            "step": progress.step,
+            "tokens": written.tokens,
+            "path": f"{CHECKPOINTS}/{folder.name}",
+            "purpose": purpose,
+            "seconds": time.perf_counter() - begin,
+            "bytes": written.bytes,
+        }
+
+    def load(self, resume: Resume) -> Progress:
+        """Put a checkpoint's tensors in place and return how far it had come; without one, the very beginning."""
+        if resume.checkpoint is None:
+            return Progress()
+        progress = Progress()
+        state = self._state(progress)
+        if resume.weights_only:
+            state = {name: tensor for name, tensor in state.items() if name.startswith("model.")}
+        load(state, checkpoint_id=resume.checkpoint.folder, no_dist=self.world.processes == 1)
+        if resume.weights_only:
+            return progress
+        torch.set_rng_state(state["rng"])
+        return Progress(int(state["step"]), int(state["cursor"]))
+
+    def _state(self, progress: Progress) -> dict[str, Tensor]:
+        """Return every tensor of a checkpoint by its name there; loading writes into these very tensors."""
+        state = {f"model.{name}": p.detach() for name, p in self.model.named_parameters()}
+        state |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
+        state |= {"step": torch.tensor(progress.step), "cursor": torch.tensor(progress.cursor)}
+        return state | {"rng": torch.get_rng_state()}
