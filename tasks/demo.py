@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tasks import demo_preflight
 from tasks.demo_follow import follow
-from tasks.demo_summary import summary
+from tasks.demo_summary import links, summary
 from tasks.errors import ScaleupError
 from tasks.run import new_run_id, runs
 from tasks.run_id import safe
@@ -80,7 +80,9 @@ def _demo(options: argparse.Namespace, console: Console, interruption: Interrupt
             console.print("stopping this run and everything that was started", style="yellow")
             _give_up(api, dag_id, run_id)
             raise
-        console.print(summary(run, state, options.airflow_port))
+        console.print(summary(run, state))
+        for line in links(run, options.airflow_port):
+            console.print(line, markup=False, soft_wrap=True)
         code = 0 if state == "success" else 1
         if options.keep:
             _stay(together, console)

@@ -13,17 +13,23 @@ from tasks.services import airflow
 from tasks.stage_dir import RunDir, read_json
 
 
-def summary(run: RunDir, state: str, airflow_port: int) -> RenderableType:
-    """Return the closing table and links; ``state`` is Airflow's word on the run."""
-    ended = outcome(run)
+def summary(run: RunDir, state: str) -> RenderableType:
+    """Return the closing table and its one sentence; ``state`` is Airflow's word on the run."""
     style = "bold green" if state == "success" else "bold red"
-    return Group(
-        Text(),
-        _stages(stages_now(run)),
-        Text(f"\n{ended.sentence}", style=style),
-        Text(),
-        _links(run, airflow_port),
-    )
+    return Group(Text(), _stages(stages_now(run)), Text(), Text(outcome(run).sentence, style=style), Text())
+
+
+def links(run: RunDir, airflow_port: int) -> list[str]:
+    """Return where to look further, a line each, not to be folded: a terminal makes whole addresses clickable."""
+    origin = (read_json(run.info) or {}).get("origin", {})
+    rows = {
+        "Airflow": origin.get("url") or airflow.url(airflow_port),
+        "log in as": f"{airflow.USER}, password {airflow.password()}",
+        "MLflow, stages compared": tracking.compare_url(run) or "not there yet",
+        "MLflow, curves": tracking.curves_url(run) or "not there yet",
+        "report": str(run.report_html) if run.report_html.exists() else "not written",
+    }
+    return [f"  {name:<24} {value}" for name, value in rows.items()]
 
 
 def _stages(stages: list[StageNow]) -> Table:
@@ -39,19 +45,4 @@ def _stages(stages: list[StageNow]) -> Table:
             f"{passed} of {len(stage.checks)} PASS" if stage.checks else "",
             Text(stage.checkpoint or "-"),
         )
-    return table
-
-
-def _links(run: RunDir, airflow_port: int) -> Table:
-    origin = (read_json(run.info) or {}).get("origin", {})
-    table = Table.grid(padding=(0, 2))
-    rows = {
-        "Airflow": origin.get("url") or airflow.url(airflow_port),
-        "log in as": f"{airflow.USER}, password {airflow.password()}",
-        "MLflow, stages compared": tracking.compare_url(run) or "not there yet",
-        "MLflow, curves": tracking.curves_url(run) or "not there yet",
-        "report": str(run.report_html) if run.report_html.exists() else "not written",
-    }
-    for name, value in rows.items():
-        table.add_row(f"  {name}", Text(value, overflow="fold"))
     return table

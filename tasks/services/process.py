@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,13 @@ class Running:
     name: str
     pid: int
     started: float
+    child: subprocess.Popen[bytes] | None = field(default=None, repr=False, compare=False)  # where we started it
 
     @property
     def alive(self) -> bool:
         """Say whether this very process, not a later one of the same number, still runs."""
+        if self.child is not None:
+            return self.child.poll() is None
         try:
             process = psutil.Process(self.pid)
             same = bool(abs(process.create_time() - self.started) < 1.0)
@@ -95,7 +98,7 @@ def start(service: Service) -> Running:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    running = Running(service.name, process.pid, psutil.Process(process.pid).create_time())
+    running = Running(service.name, process.pid, psutil.Process(process.pid).create_time(), process)
     write_json(service.record, {"pid": running.pid, "started": running.started, "command": list(service.command)})
     return running
 
@@ -128,6 +131,8 @@ def stop(services: Iterable[Running], grace_seconds: float = GRACE_SECONDS) -> N
         names = ", ".join(sorted({service.name for service in services if service.members()}))
         raise ServiceFailed(f"{names}: still running after SIGKILL; see `ps -ef`")
     for service in services:
+        if service.child is not None:
+            service.child.wait()
         (services_folder() / f"{service.name}.json").unlink(missing_ok=True)
 
 
