@@ -80,7 +80,7 @@ def _climb_stage(stage: StageDir, decided: StagePlan, teller: Teller) -> None:
 @contextmanager
 def _cleared(stage: StageDir, teller: Teller) -> Iterator[None]:
     """Do afterwards, whatever happened, what Airflow's teardowns do: cancel on a recorded cause, and report."""
-    from tasks.report import report, report_run
+    from tasks.report import report
 
     try:
         yield
@@ -94,5 +94,4 @@ def _cleared(stage: StageDir, teller: Teller) -> Iterator[None]:
             if sys.exc_info()[0] is not None:
                 teller.say(done)
         report(stage)
-        report_run(stage.run)
         teller.show(stage.run)

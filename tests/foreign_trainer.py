@@ -12,18 +12,19 @@ import sys
 import time
 from pathlib import Path
 
+FIELDS = {"loss": "real", "step_seconds": "modelled", "tokens_per_gpu_second": "modelled"}
+
 
 def main(folder):
     config = json.loads((folder / "config.json").read_text())
     extra, length = config["extra"], config["sequence_length"]
     step, tokens, weight = resume(folder, config["start"])
     with (folder / "metrics.jsonl").open("a", buffering=1) as metrics:
-        metrics.write(json.dumps({"kind": "header", "trainer": "foreign", "fields": {"loss": "real"}}) + "\n")
+        metrics.write(json.dumps({"kind": "header", "trainer": "foreign", "fields": FIELDS}) + "\n")
         if step == config["start"]["step"]:
             metrics.write(json.dumps(held_out(step, tokens, weight, "start")) + "\n")
         for span in config["spans"]:
             for number in range(max(step + 1, span["first_step"]), span["first_step"] + span["steps"]):
-                began = time.perf_counter()
                 obey(folder, extra, number)
                 noise = random.Random(f"{config['seed']} {number}").gauss(0.0, 0.01)
                 loss = (weight - 3.0) ** 2 + 1.0 + noise
@@ -32,13 +33,12 @@ def main(folder):
                 if number == extra.get("diverge_at"):
                     loss = float("nan")
                 record = {"step": number, "tokens": tokens, "loss": loss, "phase": span["phase"], "time": time.time()}
-                record["step_seconds"] = extra.get("step_seconds", time.perf_counter() - began)
-                record["tokens_per_gpu_second"] = span["batch_sequences"] * length / config["gpus"] / 0.5
+                seconds = random.Random(f"speed {config['seed']} {number}").gauss(0.5, 0.005)
+                speed = span["batch_sequences"] * length / config["gpus"] / seconds
+                record |= {"step_seconds": seconds, "tokens_per_gpu_second": speed}
                 metrics.write(json.dumps(record) + "\n")
-                if number in (
-                    config["hand_over_step"],
-                    config["spans"][-1]["first_step"] + config["spans"][-1]["steps"] - 1,
-                ):
+                if number in (config["hand_over_step"], config["spans"][-1]["first_step"] + span["steps"] - 1):
+                    metrics.write(json.dumps(held_out(number, tokens, weight, "step")) + "\n")
                     path = save(folder, number, tokens, weight)
                     metrics.write(json.dumps({"kind": "checkpoint", "step": number, "path": str(path)}) + "\n")
                 elif number % config["checkpointing"]["every_steps"] == 0:

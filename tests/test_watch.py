@@ -25,7 +25,7 @@ def test_a_look_says_how_far_the_stage_is(running, gate_file):
     stage = running()
     seen = look(stage)
     assert (seen.done, seen.state, seen.step, seen.last_step) == (False, "running", 19, 40)
-    assert seen.tokens_per_gpu_second == 16 * 8 / 8 / 0.5
+    assert 30.0 < seen.tokens_per_gpu_second < 34.0
     assert seen.line.startswith("gpus_8 running: step 19 of 40, loss ")
     gate_file[0].touch()
     assert look_to_the_end(stage).step == 40

@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from tasks.plan import StagePlan
 
 
+_FORECASTS = {
+    "throughput": "tokens/s/GPU",
+    "held_out_loss": "Held-out loss",
+    "wall_seconds": "Seconds",
+    "gpu_hours": "GPU-hours",
+    "cost": "US dollars",
+    "spending": "Spending",
+    "uninterrupted": "Failures",
+    "wrong": "If it is wrong",
+}
+
+
 def context(story: Story) -> dict[str, Any]:
     """Return all that the stage templates name."""
     stage, run = story.stage, story.stage.run
@@ -32,6 +44,7 @@ def context(story: Story) -> dict[str, Any]:
         "checks": [check_row(check) for check in story.checks],
         "loss_chart": loss_chart(story),
         "speed_chart": speed_chart(story),
+        "forecasts": forecast_rows(story),
         "facts": facts(story),
         "numbers": story.numbers,
         "attempts": attempts(story),
@@ -118,8 +131,9 @@ def cost_to_go_on(story: Story) -> str:
     if story.plan is None:
         return "unknown: the plan of the run cannot be read"
     if plan is None:
-        return "nothing: no stage comes after this one"
-    return price_of(plan)
+        return "nothing more: no stage comes after this one"
+    expected = (story.forecast.get("gpu_hours") or {}).get("median") if plan is story.plan else None
+    return price_of(plan) + (f"; {words.hours(expected)} are forecast" if expected else "")
 
 
 def price_of(plan: StagePlan) -> str:
@@ -169,6 +183,21 @@ def speed_chart(story: Story) -> Any:
     return pictures.chart(curves, bands, x="step", y="tokens/s/GPU", x_number=words.short, y_number=words.short)
 
 
+def forecast_rows(story: Story) -> list[tuple[str, str, str]]:
+    """Return (what, median and range, how it was made) of everything that was registered before the stage started."""
+    found = []
+    for key, name in _FORECASTS.items():
+        said = story.forecast.get(key)
+        if not isinstance(said, Mapping):
+            continue
+        values = [said.get(part) for part in ("median", "low", "high")]
+        median, low, high = (words.number(v) if isinstance(v, int | float) else "unknown" for v in values)
+        span = f"{median} ({low} to {high})" if "unknown" not in (median, low, high) else median
+        if "median" in said or said.get("says"):
+            found.append((name, span if "median" in said else "", str(said.get("says", ""))))
+    return found
+
+
 def forecast_band(forecast: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the range of tokens/s/GPU that was forecast, where one was."""
     expected = forecast.get("throughput") or {}
@@ -197,6 +226,11 @@ def facts(story: Story) -> list[tuple[str, str]]:
         found.append(("Batch", ", ".join(dict.fromkeys(f"{s['batch_sequences']:,} sequences" for s in spans))))
         found.append(("Learning rate", ", ".join(dict.fromkeys(f"{s['learning_rate']:g}" for s in spans))))
         found.append(("Start", f"{config['start']['kind']} {config['start'].get('checkpoint') or ''}".strip()))
+    if plan is not None and plan.previous and not plan.steps_in("replay"):
+        judged = [gate for gate in ("resume_parity", "canary") if gate in plan.gates]
+        decides = f"{' and '.join(judged)} {'decides' if len(judged) == 1 else 'decide'} in its place" if judged else ""
+        said = f"none: the trainer {plan.trainer.name} cannot replay, so {decides or 'no gate compares the hand-over'}"
+        found.append(("Replay", said))
     if story.metrics is not None and len(story.metrics.steps):
         found.append(("Used", used(story)))
     return [(name, str(value)) for name, value in found]
@@ -204,13 +238,20 @@ def facts(story: Story) -> list[tuple[str, str]]:
 
 def used(story: Story) -> str:
     """Say what the stage has used so far: GPU-hours of its recorded steps, and their price."""
-    if story.metrics is None or story.gpus is None:
+    spent = spent_gpu_hours(story)
+    if spent is None:
         return "unknown"
-    spent = float(story.metrics.steps["step_seconds"].sum()) * story.gpus / 3600
     said = words.hours(spent)
     if story.plan is not None:
         said += f", {words.money(spent * story.plan.cluster.price_per_gpu_hour)}"
     return said + (" (modelled)" if story.emulated else "")
+
+
+def spent_gpu_hours(story: Story) -> float | None:
+    """Return the GPU-hours of the recorded steps, None where nothing says them."""
+    if story.metrics is None or story.gpus is None:
+        return None
+    return float(story.metrics.steps["step_seconds"].sum()) * story.gpus / 3600
 
 
 def attempts(story: Story) -> list[tuple[int, str, str]]:
@@ -252,6 +293,6 @@ def links(story: Story) -> list[tuple[str, str]]:
         ("Airflow run", summary.airflow_url(run)),
         ("MLflow run of this stage", tracking.stage_url(story.stage)),
         ("MLflow: stages side by side", tracking.compare_url(run)),
-        ("MLflow: curves of all stages", tracking.curves_url(run)),
+        ("MLflow: loss of all stages on one axis of tokens", tracking.curves_url(run)),
     ]
     return [(name, url) for name, url in found if url]
