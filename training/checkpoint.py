@@ -10,6 +10,9 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +125,8 @@ class Checkpointer:
         if self.world.first:
             shutil.rmtree(writing, ignore_errors=True)
         self.world.wait()
-        save(self._state(progress), checkpoint_id=writing, no_dist=self.world.processes == 1)
+        with _alone_is_fine():
+            save(self._state(progress), checkpoint_id=writing, no_dist=self.world.processes == 1)
         if not self.world.first:
             return {}
         written = manifest.write(
@@ -153,7 +157,8 @@ class Checkpointer:
         state = self._state(progress)
         if resume.weights_only:
             state = {name: tensor for name, tensor in state.items() if name.startswith("model.")}
-        load(state, checkpoint_id=resume.checkpoint.folder, no_dist=self.world.processes == 1)
+        with _alone_is_fine():
+            load(state, checkpoint_id=resume.checkpoint.folder, no_dist=self.world.processes == 1)
         if resume.weights_only:
             return progress
         torch.set_rng_state(state["rng"])
@@ -165,3 +170,11 @@ class Checkpointer:
         state |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         state |= {"step": torch.tensor(progress.step), "cursor": torch.tensor(progress.cursor)}
         return state | {"rng": torch.get_rng_state()}
+
+
+@contextmanager
+def _alone_is_fine() -> Iterator[None]:
+    """Keep torch from warning that a job of one process has no process group: it needs none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield

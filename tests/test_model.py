@@ -1,0 +1,76 @@
+"""The model is what its shape says: as many parameters, causal, positions by rotation, one seed one model."""
+
+import math
+
+import pytest
+import torch
+from trained import SHAPE
+
+from training.config import ConfigError, ModelShape
+from training.model import GPT, rotate
+
+
+@pytest.mark.parametrize("shape", [SHAPE, ModelShape(1, 8, 1, 12, 300), ModelShape(3, 48, 3, 128, 256)])
+def test_it_has_as_many_parameters_as_its_shape_counts(shape):
+    assert sum(p.numel() for p in GPT(shape, 0).parameters()) == shape.parameters
+
+
+def test_a_token_changes_no_prediction_before_it():
+    model = GPT(SHAPE, 0)
+    tokens = torch.arange(24).view(1, 24)
+    changed = tokens.clone()
+    changed[0, 15] = 200
+    with torch.no_grad():
+        difference = (model(tokens) - model(changed)).abs().amax(-1)[0]
+    assert difference[:15].max() == 0
+    assert difference[15:].min() > 0
+
+
+def test_an_untrained_model_knows_nothing():
+    samples = torch.randint(0, 256, (8, 17), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        loss = GPT(SHAPE, 0).loss_sum(samples) / (8 * 16)
+    assert float(loss) == pytest.approx(math.log(256), abs=0.05)
+
+
+def test_one_seed_is_one_model_whatever_torch_drew_before():
+    first = GPT(SHAPE, 7)
+    torch.randn(10)
+    second, other = GPT(SHAPE, 7), GPT(SHAPE, 8)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not torch.equal(first.embedding.weight, other.embedding.weight)
+
+
+def test_rotated_products_depend_on_the_distance_alone():
+    model = GPT(SHAPE, 0)
+    cosine, sine = model._rope(32, model.embedding.weight)
+    query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(3)).unbind()
+    at = rotate(query.expand(32, 8), cosine, sine), rotate(key.expand(32, 8), cosine, sine)
+    products = at[0] @ at[1].T
+    for distance in (0, 3, 11):
+        along = products.diagonal(distance)
+        torch.testing.assert_close(along, along[:1].expand_as(along), rtol=1e-4, atol=1e-5)
+    assert abs(float(products[0, 3] - products[0, 11])) > 1e-3
+
+
+def test_its_gradient_is_the_slope_of_its_loss():
+    model = GPT(SHAPE, 1).double()
+    samples = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(0))
+    weight = model.blocks[0].gate.weight
+    (slope,) = torch.autograd.grad(_loss(model, samples), weight)
+    with torch.no_grad():
+        weight[3, 5] += 1e-5
+        above = _loss(model, samples)
+        weight[3, 5] -= 2e-5
+        below = _loss(model, samples)
+    assert float((above - below) / 2e-5) == pytest.approx(float(slope[3, 5]), rel=1e-4)
+
+
+def _loss(model: GPT, samples: torch.Tensor) -> torch.Tensor:
+    logits = model(samples[:, :-1])
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), samples[:, 1:].flatten(), reduction="sum")
+
+
+def test_heads_of_odd_width_are_refused():
+    with pytest.raises(ConfigError, match="hidden 18 does not divide into 6 heads of even width"):
+        GPT(ModelShape(1, 18, 6, 8, 256), 0)
