@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from training.config import ConfigError, Emulation, Link
 
@@ -194,6 +195,7 @@ def correlated(seed: int, gpus: int, step: int, coefficient: float) -> float:
     return math.sqrt(1 - coefficient**2) * total
 
 
+@lru_cache(maxsize=8192)  # the moving average asks for each again at the next step
 def normal(key: str) -> float:
     """Return a standard normal number that is a function of ``key`` alone (Box and Muller 1958)."""
     return math.sqrt(-2 * math.log(1 - uniform(f"{key}/radius"))) * math.cos(2 * math.pi * uniform(f"{key}/angle"))
