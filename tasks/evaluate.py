@@ -9,7 +9,8 @@ from typing import Any
 
 from tasks.errors import GateFailed
 from tasks.evidence import evidence
-from tasks.gates import REGISTRY, Check, Outcome, judge_all, worst
+from tasks.gates import Check, Outcome, judge_all, worst
+from tasks.gates.core import gate_of
 from tasks.records import read_metrics
 from tasks.run import plan_of
 from tasks.stage_dir import StageDir, read_json, write_json
@@ -106,5 +107,5 @@ def _early(stage: StageDir) -> list[Check]:
     kept = _kept(stage.early)
     if kept and all(check.outcome is not Outcome.NEED_MORE_DATA for check in kept):
         return kept
-    asked = {name: chosen for name, chosen in plan_of(stage).gates.items() if REGISTRY[name].when == "early"}
+    asked = {name: chosen for name, chosen in plan_of(stage).gates.items() if gate_of(name).when == "early"}
     return judge_all(evidence(stage, "early"), asked) if asked else []

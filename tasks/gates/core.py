@@ -196,12 +196,21 @@ def judge(gate: Gate, evidence: Evidence, thresholds: Mapping[str, Any] | None =
 
 
 def judge_all(evidence: Evidence, policy: Mapping[str, Mapping[str, Any]]) -> list[Check]:
-    """Ask all gates of ``policy`` (name to thresholds) that are judged at the evidence's moment."""
+    """Ask all gates of ``policy`` (key to thresholds) that are judged at the evidence's moment.
+
+    A gate asked several times has keys ``scaling_efficiency`` and ``scaling_efficiency.gpus_8``; its check says which.
+    """
+    asked = [(key, gate_of(key), thresholds) for key, thresholds in policy.items()]
     return [
-        judge(REGISTRY[name], evidence, thresholds)
-        for name, thresholds in policy.items()
-        if evidence.moment in REGISTRY[name].moments
+        replace(judge(gate, evidence, thresholds), gate=key)
+        for key, gate, thresholds in asked
+        if evidence.moment in gate.moments
     ]
+
+
+def gate_of(key: str) -> Gate:
+    """Return the gate that a key of a stage's policy asks."""
+    return REGISTRY[key.partition(".")[0]]
 
 
 def _invalid(gate: Gate, policy: Mapping[str, Any], reason: str) -> Check:
