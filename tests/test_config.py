@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +11,10 @@ import pytest
 from config_texts import CLUSTER, EXPERIMENT
 from pydantic import ValidationError
 
-from tasks import config, config_files, extrapolation, plan
+from tasks import config, config_files
 from tasks.as_trained import as_trained
 from tasks.errors import ConfigInvalid
 from tasks.gates import REGISTRY
-from training import step_time
 from training.config import OPTIONAL
 
 SHIPPED = config.experiments()
@@ -257,43 +254,3 @@ def test_secrets_come_from_a_file_that_only_its_owner_reads(folder: Path) -> Non
     secrets.unlink()
     with pytest.raises(ConfigInvalid, match="does not exist; write NAME=value lines into it and `chmod 600` it"):
         config.load_cluster("c")
-
-
-def modelled(name: str) -> list[float]:
-    """Return the modelled tokens/s/GPU of each stage, without noise."""
-    stages = plan.resolve(config.load_experiment(name, gates=False)).stages
-    speeds = []
-    for stage in stages:
-        emulation = plan.train_config(stage, "r", 1).emulation
-        assert emulation is not None
-        seconds = step_time.ideal(emulation, stage.gpus).total
-        speeds.append(stage.throughput_batch_tokens / stage.gpus / seconds)
-    return speeds
-
-
-def chance(speeds: list[float], bar: float) -> float:
-    """Return the forecast's chance that 1000 GPUs keep ``bar`` of what a GPU does among 64."""
-    return extrapolation.weak_scaling([8, 64], speeds[:2], 1000).above(math.log(bar * speeds[1]))
-
-
-def test_the_good_network_passes_every_bar_with_room() -> None:
-    eight, sixty_four, thousand = speeds = modelled("gpt_stdlib")
-    assert sixty_four / eight > 0.98
-    assert thousand / sixty_four > 0.96
-    assert chance(speeds, 0.90) > 0.98
-
-
-def test_the_weak_network_passes_64_and_is_rightly_refused_at_1000() -> None:
-    eight, sixty_four, thousand = speeds = modelled("gpt_stdlib_weak_network")
-    assert 0.82 < sixty_four / eight < 0.88
-    assert chance(speeds, 0.90) < 0.01
-    assert thousand / sixty_four < 0.80  # the forecast does not cry wolf
-
-
-@pytest.mark.parametrize("name", ["gpt_stdlib", "gpt_stdlib_weak_network"])
-def test_the_speeds_in_the_cluster_files_comments_are_what_the_model_says(name: str) -> None:
-    cluster = config.load_experiment(name, gates=False).cluster
-    text = (config_files.config_root() / "clusters" / f"{cluster}.yaml").read_text()
-    said = re.search(r"8 GPUs (\d+) +64 GPUs (\d+) .*1000 GPUs (\d+)", text)
-    assert said is not None
-    assert [float(number) for number in said.groups()] == pytest.approx(modelled(name), abs=1)

@@ -164,7 +164,7 @@ def test_rules_scale_by_a_factor() -> None:
 def test_a_rehearsal_scales_its_own_batches_and_the_real_recipe_its_own() -> None:
     real, small = plan.resolve(config.load_experiment("gpt_stdlib", gates=False)).stages[:2]
     assert real.learning_rate == 3e-3
-    assert small.learning_rate == pytest.approx(3e-3 * math.sqrt(512 / 256))
+    assert small.learning_rate == pytest.approx(3e-3 * math.sqrt(256 / 128))
     assert small.real_learning_rate == pytest.approx(1.5e-4 * math.sqrt(256 / 32))
 
 
@@ -258,9 +258,9 @@ def test_the_shipped_ladder_climbs_8_64_1000() -> None:
         ("gpus_64", 8, 1, True),
         ("gpus_1000", 125, 3, True),
     ]
-    assert [s.spans[-1].batch_sequences for s in stages] == [256, 512, 1000]
+    assert [s.spans[-1].batch_sequences for s in stages] == [128, 256, 1000]
     assert [s.throughput_batch_tokens for s in stages] == [n * 4096 for n in (32, 256, 4000)]
-    assert [s.batch_tokens for s in stages] == [n * 32 for n in (256, 512, 1000)]
+    assert [s.batch_tokens for s in stages] == [n * 32 for n in (128, 256, 1000)]
     assert [s.steps_in("train") for s in stages] == [90, 70, 70]
 
 
