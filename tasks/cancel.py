@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any, Literal
 
-from tasks.launch import job_of, launcher_of
+from tasks.launch import job_of, launcher_of, require_job
 from tasks.run import plan_of, runs
 from tasks.stage_dir import StageDir, read_json, write_json
 
@@ -38,10 +38,14 @@ def mark_person(stage: StageDir, who: str, why: str) -> dict[str, Any]:
 
 def cancel(stage: StageDir) -> str:
     """End the stage's job if a cause is recorded, sweep up after one that is over, else leave it; say which."""
-    job = job_of(stage)
-    if job is None:
+    if not stage.job.exists():
         return f"{stage.name} was never launched; nothing to cancel"
-    decided = plan_of(stage)
+    with stage.locked("launch"):  # no repair begins a new attempt meanwhile
+        return _cancel(stage)
+
+
+def _cancel(stage: StageDir) -> str:
+    job, decided = require_job(stage), plan_of(stage)
     launcher = launcher_of(decided)
     state = launcher.poll(job)
     cause = read_json(stage.cause)

@@ -38,20 +38,19 @@ def launch(stage: StageDir) -> Job:
             launcher.cancel(job, "a new attempt begins")  # nothing of it may write beside the next
         check_recipe_unchanged(stage.run)
         _check_forecast(stage)
-        _forget_time(stage)
-        return _submit(stage, decided, launcher, job)
+        return _submit(stage, decided, launcher, job, begun=time.time())
 
 
 def relaunch(stage: StageDir, job: Job) -> Job:
     """Start the next attempt of a lost job; the run's own frozen recipe decides, whatever the files say by now."""
     with stage.locked("launch"):
-        now = job_of(stage)
-        if now is not None and now.attempt != job.attempt:
-            return now  # another look was quicker
+        now, begun = require_job(stage), (read_json(stage.job) or {})["begun"]
+        if now.attempt != job.attempt or stage.cause.exists():
+            return now  # another look was quicker, or the stage has been ended meanwhile
         decided = ladder_of(stage.run).stage(stage.name)
         launcher = launcher_of(decided)
         launcher.cancel(job, "lost")
-        return _submit(stage, decided, launcher, job)
+        return _submit(stage, decided, launcher, job, begun=begun)
 
 
 def job_of(stage: StageDir) -> Job | None:
@@ -72,16 +71,15 @@ def job_name(stage: StageDir, attempt: int) -> str:
     return f"{stage.run.experiment}.{stage.run.run_id}.{stage.name}.{attempt}.{deployment}"
 
 
-def _submit(stage: StageDir, decided: plan.StagePlan, launcher: Launcher, before: Job | None) -> Job:
+def _submit(stage: StageDir, decided: plan.StagePlan, launcher: Launcher, before: Job | None, *, begun: float) -> Job:
+    """Write the orders and the job, then submit; ``begun`` is when the try that its hours are counted from began."""
     attempt = before.attempt + 1 if before else 1
     start = start_checkpoint(stage, decided)
-    if before is not None and stage.cause.exists():  # why the attempt before ended is kept beside its log
-        os.replace(stage.cause, Path(before.folder) / stage.cause.name)
+    lift_cause(stage)
     orders = plan.train_config(decided, stage.run.run_id, attempt, start)
     write_json(stage.config, orders.to_json())
     job = _job(stage, decided, attempt)
-    first = (read_json(stage.job) or {}).get("first_submitted", time.time())
-    write_json(stage.job, {**job.to_json(), "id": job.name, "submitted": time.time(), "first_submitted": first})
+    write_json(stage.job, {**job.to_json(), "id": job.name, "submitted": time.time(), "begun": begun})
     launcher.submit(job)
     return job
 
@@ -109,13 +107,11 @@ def _job(stage: StageDir, decided: plan.StagePlan, attempt: int) -> Job:
     )
 
 
-def _forget_time(stage: StageDir) -> None:
-    """Give a try that a person asked for its full hours; what was read of the records stays known."""
-    with stage.locked("watch"):
-        seen = read_json(stage.watch)
-        if seen is not None:
-            kept = {key: value for key, value in seen.items() if key != "running_since"}
-            write_json(stage.watch, {**kept, "repairs": 0})
+def lift_cause(stage: StageDir) -> None:
+    """Let the stage go on: why its last attempt ended is kept beside that attempt's log."""
+    job = job_of(stage)
+    if job is not None and stage.cause.exists():
+        os.replace(stage.cause, Path(job.folder) / stage.cause.name)
 
 
 def fill_in(command: tuple[str, ...], values: dict[str, str]) -> tuple[str, ...]:
@@ -154,9 +150,10 @@ def _promotion(before: StageDir, decided: plan.StagePlan) -> dict[str, Any]:
     run = before.run
     promotion = read_json(before.promotion)
     if promotion is None:
+        name = f"{run.experiment}/{run.run_id}"
         raise StageRefused(
             f"{decided.name} may not start: {before.name} is not promoted ({before.promotion.name} is missing). Its "
-            f'gates promote it, or a person: scaleup promote {run.experiment}/{run.run_id} {before.name} --because "..."'
+            f'gates promote it, or a person: scaleup promote {name} {before.name} --because "..."'
         )
     if promotion.get("kind") != "real" and not decided.emulated:
         raise StageRefused(

@@ -10,7 +10,7 @@ from typing import Any
 
 from tasks import tracking
 from tasks.errors import CheckpointUnsound, GateFailed, StageRefused
-from tasks.launch import job_of, launcher_of
+from tasks.launch import job_of, launcher_of, lift_cause
 from tasks.plan import StagePlan
 from tasks.records import read_metrics
 from tasks.run import plan_of
@@ -65,6 +65,7 @@ def _leave(stage: StageDir, because: str, by: str) -> dict[str, Any]:
         raise StageRefused(f"nothing stands against {stage.name}: neither its forecast nor an early gate refused it")
     record = {"by": "person", "person": by, "because": because, "time": time.time(), "kind": "leave"}
     write_json(stage.leave, record)
+    lift_cause(stage)
     return record
 
 

@@ -67,7 +67,10 @@ def look(stage: StageDir, now: float | None = None) -> Look:
 
 def _read_new(stage: StageDir, state: JobState, now: float) -> dict[str, Any]:
     """Read the records since the last look and return what is remembered between looks."""
-    seen = read_json(stage.watch) or {"offset": 0, "step": 0, "repairs": 0, "first_look": now}
+    seen = read_json(stage.watch) or {"offset": 0, "step": 0, "first_look": now}
+    begun = (read_json(stage.job) or {})["begun"]
+    if seen.get("begun") != begun:  # a try that a person asked for has its full hours and repairs
+        seen |= {"begun": begun, "repairs": 0, "running_since": None}
     records, seen["offset"] = follow(stage.metrics, seen["offset"])
     seen["step"] = max(seen["step"], furthest_step(records))
     for record in records:
@@ -79,7 +82,7 @@ def _read_new(stage: StageDir, state: JobState, now: float) -> dict[str, Any]:
     seen["new"] = len(records)
     seen["state"], seen["last_look"] = state.state, now
     if state.state == "running":
-        seen.setdefault("running_since", state.started or now)
+        seen["running_since"] = seen["running_since"] or state.started or now
     write_json(stage.watch, seen)
     return seen
 
@@ -138,7 +141,7 @@ def _stop_if_ended(stage: StageDir, job: Job, state: JobState, decided: StagePla
 
 def _stop_if_late(stage: StageDir, decided: StagePlan, seen: dict[str, Any], state: JobState, now: float) -> None:
     if state.state == "running":
-        ran = now - seen.get("running_since", state.started or now)
+        ran = now - (seen["running_since"] or state.started or now)
         if ran > decided.hours * 3600 + _PATIENCE_SECONDS:
             detail = f"it runs since {_hours(ran)} h; the stage has {decided.hours:g} h"
             record_cause(stage, "hours", detail)

@@ -3,19 +3,23 @@
 import json
 import os
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
+from conftest import FOREIGN_TRAINER
 from running import KILL_AT, in_process, records, steps, until
 
 from tasks.errors import CheckpointUnsound, StageRefused
 from tasks.launch import job_of, launch, launcher_of
 from tasks.launchers.processes import marked
 from tasks.promote import promote
+from tasks.records import follow, read_metrics
 from tasks.run import open_run, plan_of
 from tasks.stage_dir import read_json, write_json
+from training import manifest
 from training.config import read_config
 
 
@@ -242,3 +246,42 @@ def test_records_begin_with_the_header_of_the_trainer(begin):
     launch(stage)
     finish(stage)
     assert json.loads(records(stage).splitlines()[0])["trainer"] == "foreign"
+
+
+def test_our_own_trainer_killed_whole_goes_on_where_its_newest_checkpoint_stands(begin, configs):
+    configs.cluster(environment={"variables": {"OMP_NUM_THREADS": "1"}})
+    model = {"layers": 1, "hidden": 16, "heads": 2, "ffn": 16, "vocabulary": 256}
+    recipe = {"model": model, "sequence_length": 16, "precision": "float32", "checkpointing": {"every_steps": 10}}
+    first = configs.stages()[0] | {"steps": 120, "rehearsal": {"batch_sequences": 16}}
+    stage = begin(
+        trainer="scaleup", train=recipe, rehearsal={"processes": 1, "held_out": {"sequences": 16}}, stages=[first]
+    )
+    job = launch(stage)
+    until(lambda: len(manifest.whole(stage.checkpoints)) > 1, seconds=120)
+    for process in marked(job.name):
+        os.kill(process["pid"], signal.SIGKILL)
+    ended = until(lambda: (state := state_of(stage)).over and state, seconds=120)
+    assert (ended.state, ended.restarts) == ("succeeded", 1), job.log.read_text()[-2000:]
+    metrics = read_metrics(stage.metrics)
+    assert metrics.steps["step"].tolist() == list(range(1, 121))
+    assert metrics.attempts == 2
+    written, _ = follow(stage.metrics, 0)
+    again = [at for at, record in enumerate(written) if record.get("kind") == "header"][1]
+    goes_on = next(record["step"] for record in written[again:] if record["kind"] == "step")
+    assert (goes_on > 1, goes_on % 10) == (True, 1)  # after a checkpoint, not from the start
+
+
+def test_the_cluster_s_environment_reaches_the_job_and_secrets_only_by_name(begin, configs, tmp_path):
+    secrets = tmp_path / "secrets"
+    secrets.write_text("TOKEN=s3cret-value\n")
+    secrets.chmod(0o600)
+    around = {"kind": "venv", "venv": sys.prefix, "variables": {"COLOUR": "blue"}, "setup": ["export X=1"]}
+    configs.cluster(environment={**around, "secrets": {"file": str(secrets), "names": ["TOKEN"]}})
+    trainer = {"command": ["{python}", str(FOREIGN_TRAINER), "{stage_dir}"], "capabilities": ["save_at", "checkpoints"]}
+    stage = begin(trainer=trainer)
+    job = launch(stage)
+    assert finish(stage).state == "succeeded", records(stage)
+    assert (job.command[0], job.venv, job.variables) == ("python", sys.prefix, {"COLOUR": "blue"})
+    assert (job.setup, job.secrets) == (("export X=1",), ("TOKEN",))
+    written = [path for path in stage.run.path.rglob("*") if path.is_file()]
+    assert not [path for path in written if b"s3cret-value" in path.read_bytes()]

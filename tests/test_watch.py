@@ -10,10 +10,11 @@ import pytest
 from running import KILL_AT, in_process, look_to_the_end, state_of, steps, until
 
 from tasks import tracking
-from tasks.cancel import cancel
+from tasks.cancel import cancel, mark_person
 from tasks.errors import LaunchFailed, RecordsInvalid, StageStopped
-from tasks.launch import job_of, launch
+from tasks.launch import job_of, launch, relaunch
 from tasks.launchers.processes import marked
+from tasks.promote import override, promote
 from tasks.run import plan_of
 from tasks.stage_dir import read_json, write_json
 from tasks.watch import look, timeout_seconds
@@ -97,7 +98,7 @@ def test_a_lost_job_is_repaired_and_ends_well(running, gate_file):
 def test_a_job_lost_again_and_again_is_given_up(running):
     stage = running()
     look(stage)
-    write_json(stage.watch, {**read_json(stage.watch), "repairs": 3})
+    write_json(stage.watch, read_json(stage.watch) | {"repairs": 3})
     supervisor = json.loads((stage.attempt(1) / "supervisor.json").read_text())
     os.kill(supervisor["pid"], signal.SIGKILL)
     until(lambda: state_of(stage) == "lost")
@@ -188,5 +189,70 @@ def test_a_job_queued_for_too_long_is_given_up(begin, configs):
     with pytest.raises(StageStopped, match=r"it waits since 3\.0 h; cluster here has queue_hours: 2"):
         look(stage, now=submitted + 3 * 3600)
     assert read_json(stage.cause)["cause"] == "queue"
-    cancel(stage)
+    assert "is cancelled (queue)" in cancel(stage)
     assert state_of(stage) == "cancelled"
+
+
+def test_a_cluster_that_does_not_answer_is_looked_at_again(begin):
+    stage = begin()
+    job = launch(stage)
+    until(lambda: state_of(stage) == "succeeded")
+    for name in ("supervisor.json", "exit.json", "order.json"):  # nothing there that would tell
+        (Path(job.folder) / name).unlink()
+    seen = look(stage, now=read_json(stage.job)["submitted"] + 8 * DAY)
+    assert (seen.done, seen.state) == (False, "unknown")
+    assert not stage.cause.exists()
+
+
+def test_an_early_gate_stops_a_stage_and_a_person_may_let_it_go_on(begin, configs, gate_file):
+    go_on, settings = gate_file
+    stage = begin(settings={**settings, "wait_at": 45, "diverge_at": 35})
+    launch(stage)
+    look_to_the_end(stage)
+    write_json(stage.verdict, {"outcome": "PASS", "checks": []})
+    promote(stage)
+    second = stage.run.stage("gpus_64")
+    write_json(second.forecast, {"outcome": "PASS", "checks": []})
+    launch(second)
+    until(lambda: 44 in steps(second))
+    with pytest.raises(StageStopped, match="gpus_64 is stopped at step 44: gate finite_loss says FAIL: "):
+        look(second)
+    assert read_json(second.cause)["cause"] == "gate"
+    assert "is cancelled (gate)" in cancel(second)
+    assert override(second, "step 35 is known", "mo")["kind"] == "leave"
+    go_on.touch()
+    assert launch(second).attempt == 2
+    assert look_to_the_end(second).step == 70
+    assert read_json(second.attempt(1) / "cause.json")["cause"] == "gate"
+
+
+def test_a_try_that_a_person_asks_for_has_its_full_hours(running, gate_file):
+    stage = running()
+    now = look(stage) and read_json(stage.watch)["last_look"]
+    with pytest.raises(StageStopped):
+        look(stage, now=now + DAY)
+    cancel(stage)
+    gate_file[0].touch()
+    launch(stage)
+    assert look_to_the_end(stage).step == 40
+
+
+def test_a_repair_and_a_launch_at_once_make_one_attempt(running, gate_file):
+    stage = running()
+    os.kill(json.loads((stage.attempt(1) / "supervisor.json").read_text())["pid"], signal.SIGKILL)
+    until(lambda: state_of(stage) == "lost")
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(call, stage) for call in (look, launch, look, launch)]:
+            done.result(timeout=60)
+    assert job_of(stage).attempt == 2
+    gate_file[0].touch()
+    look_to_the_end(stage)
+
+
+def test_no_repair_after_a_person_ended_the_stage(running):
+    stage = running()
+    os.kill(json.loads((stage.attempt(1) / "supervisor.json").read_text())["pid"], signal.SIGKILL)
+    until(lambda: state_of(stage) == "lost")
+    mark_person(stage, "mo", "enough")
+    assert relaunch(stage, job_of(stage)).attempt == 1
+    assert "is cancelled (person)" in cancel(stage)

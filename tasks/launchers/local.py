@@ -128,9 +128,18 @@ def _locked(path: Path) -> Iterator[None]:
 def _start_supervisor(job: Job, folder: Path) -> None:
     """Start it and hear its answer: it says one line once its identity is written down, and then lives on alone."""
     command = [sys.executable, "-S", "-E", "-m", "tasks.launchers.local_supervisor", str(folder)]
-    started = subprocess.run(  # the process that this waits for forks and ends at once
-        command, cwd=_ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True, timeout=60
-    )
+    try:  # the process that this waits for forks and ends at once
+        started = subprocess.run(
+            command,
+            cwd=_ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            start_new_session=True,
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchFailed(f"job {job.name}: its supervisor did not start: {error}") from error
     if started.stdout not in ("started", "already running", "already ran"):
         said = (started.stderr or started.stdout).strip()[-500:]
         raise LaunchFailed(f"job {job.name}: its supervisor did not start (exit {started.returncode}): {said}")

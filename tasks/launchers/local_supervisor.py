@@ -160,7 +160,7 @@ class Supervisor:
 
     def say(self, sentence: str) -> None:
         """Add a line of our own to the job's log."""
-        with (self.folder / "log.txt").open("a") as log:
+        with contextlib.suppress(OSError), (self.folder / "log.txt").open("a") as log:  # a full disk must not end us
             log.write(f"[scaleup] {sentence}\n")
 
 
