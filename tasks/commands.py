@@ -7,11 +7,14 @@ import json
 import sys
 import time
 from argparse import Namespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.errors import ConfigInvalid, ScaleupError
 from tasks.run import find_run, ladder_of, user
 from tasks.stage_dir import RunDir, StageDir, read_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def run(options: Namespace) -> int:
@@ -33,11 +36,9 @@ def status(options: Namespace) -> int:
         print(json.dumps(_status(found), indent=1))
         return 0
     if not options.follow:
-        from rich import print as show
-
         from tasks.ladder_view import render
 
-        show(render(found))
+        _console().print(render(found))
         return 0
     with teller(sys.stdout) as told:
         while True:
@@ -136,7 +137,6 @@ def _over(found: RunDir) -> bool:
 
 def _print_ladder(name: str, description: str, rows: list[dict[str, Any]]) -> None:
     """Print the resolved stages, one column each: the real recipe, and below it what a rehearsal trains instead."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{name}: {description}", title_justify="left")
@@ -152,7 +152,14 @@ def _print_ladder(name: str, description: str, rows: list[dict[str, Any]]) -> No
         for key in rehearsed:
             cells = (_cell(row["rehearsal"][key]) if row["rehearsal"] else "" for row in rows)
             table.add_row(f"rehearsal: {key.replace('_', ' ')}", *cells)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    _console().print(table)
+
+
+def _console() -> Console:
+    """Return where tables are printed: as wide as the terminal, or wide enough where there is none."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160)
 
 
 def _cell(value: Any) -> str:
