@@ -39,7 +39,7 @@ class MlflowServer:
             self.process = subprocess.Popen(
                 command, env=os.environ | quiet, stdout=log, stderr=log, start_new_session=True
             )
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 180
         while not self._answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"mlflow server did not start: {(self.folder / 'log.txt').read_text()[-2000:]}")

@@ -178,7 +178,14 @@ def finished_stage(run: RunDir, name: str = "gpus_8", *, failed: bool = False) -
     append(stage, [*own, held_out(first + 89, 3.1 - 0.2 * index, "end")])
     append(stage, [checkpoint(first + 69, "hand_over"), checkpoint(first + 89, "final")])
     band = {"median": 10900.0, "low": 10400.0, "high": 11400.0}
-    write_json(stage.forecast, {"throughput": band if index else None, "checks": [], "outcome": "PASS"})
+    expected = {
+        "throughput": {**band, "says": "from gpus_8"} if index else {"median": None, "says": "unknown: nothing before"},
+        "time": 1_799_999_990.0,
+        "wrong": {"p_right": 0.97, "says": "a wrong start costs 12 GPU-hours where the canary stops it"},
+        "checks": [],
+        "outcome": "PASS",
+    }
+    write_json(stage.forecast, expected)
     verdict(stage, checks(name, failed=failed))
     if not failed:
         promotion(stage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,13 +16,22 @@ from tasks.run import open_run
 from tasks.stage_dir import RunDir, write_json
 
 
+@pytest.fixture(scope="session")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A run of the shipped experiment, opened once, since that digests the whole environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCALEUP_HOME", str(tmp_path_factory.mktemp("home")))
+        origin = {"dag_id": "scale_up_gpt_stdlib", "dag_run_id": "manual__1"}
+        return open_run("gpt_stdlib", run_id="20261201_030000", note="a <b>note</b> | more", origin=origin)
+
+
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    monkeypatch.setenv("SCALEUP_HOME", str(tmp_path))
+def run(opened: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setenv("SCALEUP_AIRFLOW_URL", "http://127.0.0.1:8080")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    origin = {"dag_id": "scale_up_gpt_stdlib", "dag_run_id": "manual__1"}
-    return open_run("gpt_stdlib", run_id="20261201_030000", note="a <b>note</b> | more", origin=origin)
+    own = RunDir(tmp_path / "runs" / opened.experiment / opened.run_id)
+    shutil.copytree(opened.path, own.path)
+    return own
 
 
 class Page(HTMLParser):
@@ -68,6 +78,8 @@ def test_a_failed_stage_says_what_how_much_how_sure_and_what_then(run: RunDir) -
     assert page.words.index("scaling_efficiency failed") < page.words.index("finite_loss passed")
     assert "modelled step_seconds, tokens_per_gpu_second" in page.words
     assert "Not promoted." in page.words
+    assert "10,900 (10,400 to 11,400) from gpus_8" in page.words
+    assert "a wrong start costs 12 GPU-hours" in page.words
     text = stage.report_md.read_text()
     assert "| scaling_efficiency | **FAIL** |" in text and "&lt;communication first>" in text
 

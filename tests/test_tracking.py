@@ -16,7 +16,7 @@ import sample_runs as sample
 from mlflow_server import MlflowServer
 
 from tasks import tracking
-from tasks.stage_dir import RunDir, StageDir, read_json
+from tasks.stage_dir import RunDir, StageDir, read_json, write_json
 from tasks.tracking import curves
 
 
@@ -201,6 +201,16 @@ def test_killed_server_loses_nothing(client: Any, run: RunDir, mlflow_server: Ml
     assert child(client, stage).info.status == "FINISHED"
 
 
+def test_a_run_of_the_same_name_from_another_machine_is_another_run(client: Any, run: RunDir, tmp_path: Path) -> None:
+    other = RunDir(tmp_path / "other" / "runs" / run.experiment / run.run_id)
+    for started, each in ((1.0, run), (2.0, other)):
+        write_json(each.info, {"started": started})
+        sample.finished_stage(each)
+        shipped(each)
+    assert tracking.run_url(run) != tracking.run_url(other)
+    assert steps_of(client, run.stage("gpus_8")) == steps_of(client, other.stage("gpus_8")) == tokens(range(1, 91))
+
+
 def test_another_server_gets_everything(client: Any, run: RunDir, mlflow_server: MlflowServer) -> None:
     stage = sample.finished_stage(run)
     shipped(run)
@@ -223,15 +233,17 @@ def test_nothing_new_asks_the_server_nothing(client: Any, run: RunDir, mlflow_se
 def test_addresses(client: Any, run: RunDir, mlflow_server: MlflowServer) -> None:
     assert tracking.run_url(run) is None and tracking.compare_url(run) is None
     stages = [sample.finished_stage(run, name) for name in ("gpus_8", "gpus_64")]
+    write_json(run.stage("gpus_1000").forecast, {"outcome": "FAIL", "checks": []})  # refused: nothing to compare
     shipped(run)
+    assert child(client, run.stage("gpus_1000")).info.status == "FAILED"
     ids = [child(client, stage).info.run_id for stage in stages]
     parent = read_json(run.tracking) or {}
     where = parent["experiment_id"]
     assert tracking.run_url(run) == f"{mlflow_server.uri}/#/experiments/{where}/runs/{parent['run_id']}"
-    runs = f"%5B%22{ids[0]}%22%2C%22{ids[1]}%22%5D"
-    assert (
-        tracking.compare_url(run) == f"{mlflow_server.uri}/#/compare-runs?runs={runs}&experiments=%5B%22{where}%22%5D"
-    )
+    query = f"runs=%5B%22{ids[0]}%22%2C%22{ids[1]}%22%5D&experiments=%5B%22{where}%22%5D"
+    assert tracking.compare_url(run) == f"{mlflow_server.uri}/#/compare-runs?{query}"
+    chosen = "metric=%22curves%2Floss%22&plot_metric_keys=%5B%22curves%2Floss%22%5D&x_axis=step"
+    assert tracking.curves_url(run) == f"{mlflow_server.uri}/#/metric?{query}&{chosen}"
 
 
 def ship_all(stage: StageDir, planned: int, looks: int, records: list[dict[str, Any]]) -> list[curves.Point]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tasks import tracking
@@ -20,6 +21,7 @@ def context(run: RunDir, stories: list[Story], missing: list[str]) -> dict[str, 
         "tone": tone(stories),
         "headline": headline(stories),
         "badge": stage_page.badge(stories[0]) if stories else "",
+        "emulated": any(story.emulated for story in stories),
         "note": info.get("note") or "",
         "facts": _facts(info),
         "rows": [row(story) for story in stories],
@@ -50,9 +52,9 @@ def headline(stories: list[Story]) -> str:
 
 def row(story: Story) -> dict[str, Any]:
     """Return one stage as a row: forecast against outcome, verdict, promotion, price."""
-    values = story.values
     expected = (story.forecast.get("throughput") or {}).get("median")
-    reached = values.get("tokens_per_gpu_second")
+    spent = stage_page.spent_gpu_hours(story)
+    reached = story.values.get("tokens_per_gpu_second")
     return {
         "name": story.stage.name,
         "outcome": story.outcome,
@@ -63,7 +65,8 @@ def row(story: Story) -> dict[str, Any]:
         "reached": words.number(reached) if reached else "",
         "score": f"{reached / expected - 1:+.1%}" if expected and reached else "",
         "held_out": _held_out(story),
-        "used": stage_page.used(story) if values else "",
+        "used": f"{spent:,.3g}" if spent else "",
+        "spent": words.money(spent * story.plan.cluster.price_per_gpu_hour) if spent and story.plan else "",
         "price": words.money(story.plan.cost) if story.plan else "",
         "promotion": summary.promoter(story.promotion) if story.promotion else "",
         "because": story.promotion.get("because", ""),
@@ -96,23 +99,22 @@ def loss_chart(stories: list[Story]) -> Any:
 
 
 def speed_chart(stories: list[Story]) -> Any:
-    """Return tokens/s/GPU over doublings of the GPUs: reached, and forecast where there was one."""
-    from math import log2
-
-    reached, forecast = [], []
+    """Return tokens/s/GPU over doublings of the GPUs: reached, and the range that was forecast where one was."""
+    reached, curves = [], []
     for story in stories:
-        value = story.values.get("tokens_per_gpu_second")
-        band = stage_page.forecast_band(story.forecast)
+        value, band = story.values.get("tokens_per_gpu_second"), stage_page.forecast_band(story.forecast)
         if story.gpus and value:
-            reached.append((log2(story.gpus), value))
+            reached.append((math.log2(story.gpus), value))
         if story.gpus and band:
-            forecast += [(log2(story.gpus), edge) for edge in dict.fromkeys(band)]
-    curves = [
-        pictures.Curve("reached", reached, pictures.INKS[0]),
-        pictures.Curve("stage", reached, pictures.INKS[0], dots=True),
-        pictures.Curve("forecast (its range)", forecast, pictures.TONES["NEED_MORE_DATA"], dots=True),
-    ]
-    return pictures.chart(curves, x="GPUs", y="tokens/s/GPU", x_number=lambda v: f"{2**v:,.0f}", y_number=words.short)
+            ends = [(math.log2(story.gpus), edge) for edge in band]
+            curves.append(pictures.Curve("forecast", ends, pictures.TONES["NEED_MORE_DATA"], wide=True))
+    curves.append(pictures.Curve("reached", reached, pictures.INKS[0]))
+    curves.append(pictures.Curve("reached", reached, pictures.INKS[0], dots=True))
+    return pictures.chart(curves, x="GPUs", y="tokens/s/GPU", x_number=_gpus, y_number=words.short)
+
+
+def _gpus(doublings: float) -> str:
+    return f"{2**doublings:,.0f}"
 
 
 def _held_out(story: Story) -> str:
@@ -132,6 +134,6 @@ def _links(run: RunDir) -> list[tuple[str, str]]:
         ("Airflow run", summary.airflow_url(run)),
         ("MLflow run", tracking.run_url(run)),
         ("MLflow: stages side by side", tracking.compare_url(run)),
-        ("MLflow: curves of all stages", tracking.curves_url(run)),
+        ("MLflow: loss of all stages on one axis of tokens", tracking.curves_url(run)),
     ]
     return [(name, url) for name, url in found if url]

@@ -27,6 +27,7 @@ class Curve:
     dashed: bool = False
     faint: bool = False
     dots: bool = False
+    wide: bool = False  # a range, drawn as a bar from end to end
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ def chart(
     for curve in drawn:
         parts.append(_line(curve, across, up))
     named = [(c.name, c.ink, c.dashed) for c in drawn] + [(b.name, b.ink, False) for b in bands]
+    named = list(dict.fromkeys(named))
     parts += _legend(named)
     rows = -(-len(named) // 3)
     return _svg(720, 302 + 20 * rows, f"{y} over {x}", parts)
@@ -142,8 +144,9 @@ def _line(curve: Curve, across: _Scale, up: _Scale) -> str:
         return "".join(spots)
     path = " ".join(f"{across.at(a)},{up.at(b)}" for a, b in thinned(curve.points))
     dash = ' stroke-dasharray="5 4"' if curve.dashed else ""
-    strength = ' opacity=".55"' if curve.faint else ""
-    return f'<polyline points="{path}" fill="none" stroke="{curve.ink}" stroke-width="1.6"{dash}{strength}/>'
+    strength = ' opacity=".55"' if curve.faint else ' opacity=".35"' if curve.wide else ""
+    width = 9 if curve.wide else 1.6
+    return f'<polyline points="{path}" fill="none" stroke="{curve.ink}" stroke-width="{width}"{dash}{strength}/>'
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -65,7 +65,7 @@ def distance(estimate: float | None, limit: float | None, unit: str) -> str:
 def sureness(interval: tuple[float, float] | None, limit: float | None, unit: str, n: int, confidence: Any) -> str:
     """Say how sure an estimate is: its interval, on which side of the limit it lies, and from how many records."""
     if interval is None:
-        return f"from {n:,} records, without an interval" if n else ""
+        return f"n = {n:,}, without an interval" if n else ""
     low, high = interval
     level = f"{confidence:.0%} interval" if isinstance(confidence, float) else "interval"
     said = f"{level} {number(low, unit)} to {number(high, unit)}"

@@ -95,22 +95,17 @@ def stage_url(stage: StageDir) -> str | None:
 
 def compare_url(run: RunDir) -> str | None:
     """Return the address of MLflow's own page that compares the stages of the run: parameters, summary metrics."""
-    parent = _read_state(run.tracking)
-    base = _pages(parent)
-    ids = [s["run_id"] for s in (_read_state(stage.tracking) for stage in summary.stages(run)) if s]
-    if not base or not ids:
-        return None
-    return f"{base}/compare-runs?runs={_json(ids)}&experiments={_json([parent['experiment_id']])}"
+    query = _stages_query(run)
+    return f"{_pages(_read_state(run.tracking))}/compare-runs?{query}" if query else None
 
 
-def curves_url(run: RunDir) -> str | None:
-    """Return the address of MLflow's charts with the curves of all stages on one token axis."""
-    parent = _read_state(run.tracking)
-    base = _pages(parent)
-    if not base:
+def curves_url(run: RunDir, metric: str = "curves/loss") -> str | None:
+    """Return the address of MLflow's page with one curve of all stages on one token axis."""
+    query = _stages_query(run)
+    if query is None:
         return None
-    only = quote(f"tags.`mlflow.parentRunId` = '{parent['run_id']}'", safe="")
-    return f"{base}/experiments/{parent['experiment_id']}/runs?searchFilter={only}&compareRunsMode=CHART"
+    chosen = f"metric={_json(metric)}&plot_metric_keys={_json([metric])}&x_axis=step"
+    return f"{_pages(_read_state(run.tracking))}/metric?{query}&{chosen}"
 
 
 def registered(stage: StageDir) -> dict[str, Any] | None:
@@ -156,19 +151,24 @@ class _Shipment:
             return
         state, server = self.state, self.server
         if not (state.get("uri") == self.uri and state.get("run_id") and server.has_run(state["run_id"])):
-            key = f"{self.run.experiment}/{self.run.run_id}"
+            key = self._key()
             experiment = server.experiment(self.run.experiment)
-            found = server.find_run(experiment, {"scaleup.run": key})
+            found = server.find_run(experiment, key)
             if found is None or found != state.get("run_id"):
                 for path in self.run.path.glob("*/tracking.json"):
                     path.unlink()
                 state = {}
             if found is None:
-                began = min([summary.began(s) for s in summary.stages(self.run)], default=round(time.time() * 1000))
-                found = server.create_run(experiment, self.run.run_id, {"scaleup.run": key}, began)
+                found = server.create_run(experiment, self.run.run_id, key, summary.opened(self.run))
             self.state = {**state, "uri": self.uri, "experiment_id": experiment, "run_id": found}
             _write_state(self.run.tracking, self.state)
         self.look.verified = True
+
+    def _key(self) -> dict[str, str]:
+        """Return the tags that name this run and no other, nor one of the same second from another machine."""
+        key = {"scaleup.run": f"{self.run.experiment}/{self.run.run_id}"}
+        opened = (read_json(self.run.info) or {}).get("started")
+        return key if opened is None else key | {"scaleup.opened": str(opened)}
 
     def _ship_parent(self) -> None:
         tags = summary.run_tags(self.run, compare_url(self.run))
@@ -248,6 +248,16 @@ def _write_state(path: Path, state: Mapping[str, Any]) -> None:
 def _pages(state: Mapping[str, Any]) -> str | None:
     uri = os.environ.get("MLFLOW_TRACKING_URI") or str(state.get("uri", ""))
     return f"{uri.rstrip('/')}/#" if state.get("run_id") and uri.startswith("http") else None
+
+
+def _stages_query(run: RunDir) -> str | None:
+    parent = _read_state(run.tracking)
+    known = [s for s in (_read_state(stage.tracking) for stage in summary.stages(run)) if s]
+    # A stage that was refused has no numbers, and MLflow then draws only what all have: nothing.
+    ids = [s["run_id"] for s in known if s.get("summary")] or [s["run_id"] for s in known]
+    if not _pages(parent) or not ids:
+        return None
+    return f"runs={_json(ids)}&experiments={_json([parent['experiment_id']])}"
 
 
 def _json(value: Any) -> str:

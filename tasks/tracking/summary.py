@@ -24,7 +24,6 @@ _CHECK_METRICS = {
     "scaling_efficiency": "efficiency_vs_previous",
     "replay_parity": "replay_difference",
     "resume_parity": "resume_difference",
-    "loss_near_baseline": "loss_excess",
     "canary": "canary_vs_forecast",
 }
 """Gate -> the summary metric that holds its estimate."""
@@ -69,12 +68,17 @@ def airflow_url(run: RunDir) -> str | None:
 
 def began(stage: StageDir) -> int:
     """Return when the stage began, in ms, from what was written first; the same at every look."""
-    for path in (stage.config, stage.forecast):
-        try:
-            return int(path.stat().st_mtime * 1000)
-        except FileNotFoundError:
-            continue
+    for path in (stage.forecast, stage.config):
+        value = read_json(path)
+        if value is not None:
+            return milliseconds(value.get("time")) or int(path.stat().st_mtime * 1000)
     return 0
+
+
+def opened(run: RunDir) -> int:
+    """Return when the run was opened, in ms; where nothing says so, when its first stage began."""
+    started = milliseconds((read_json(run.info) or {}).get("started"))
+    return started or min(map(began, stages(run)), default=0)
 
 
 def ended(stage: StageDir) -> int | None:
@@ -97,7 +101,7 @@ def header(metrics: Path) -> dict[str, Any]:
 
 
 def params(stage: StageDir) -> dict[str, str]:
-    """Return what was decided before the stage started. The order decides what MLflow's compare page draws first."""
+    """Return what was decided before the stage started."""
     config = read_json(stage.config)
     if config is None:
         return {}
@@ -116,8 +120,8 @@ def params(stage: StageDir) -> dict[str, str]:
         "data": config["data"],
         "seed": config["seed"],
         "start": config["start"]["kind"],
-        "first_step": config["spans"][0]["first_step"],
-        "last_step": span["first_step"] + span["steps"] - 1,
+        # Words, not two numbers: the compare page draws the first three numeric parameters that differ.
+        "steps": f"{config['spans'][0]['first_step']} to {span['first_step'] + span['steps'] - 1}",
     }
     found |= {f"model_{name}": value for name, value in config["model"].items()}
     if emulation:
@@ -141,6 +145,9 @@ def metrics(stage: StageDir) -> tuple[dict[str, float], int, int]:
     for check in (read_json(stage.verdict) or {}).get("checks", []):
         if check["gate"] in _CHECK_METRICS and check.get("estimate") is not None:
             found[_CHECK_METRICS[check["gate"]]] = float(check["estimate"])
+        if check["gate"] == "loss_near_baseline" and None not in (check.get("estimate"), check.get("limit")):
+            # Its estimate is a loss or an excess over a curve, as there is a curve or none; the margin is one thing.
+            found["loss_margin"] = float(check["limit"]) - float(check["estimate"])
     last = records.steps.iloc[-1]
     time = milliseconds(float(last["time"])) if last["time"] == last["time"] else None
     return found, int(last["tokens"]), time or began(stage)
