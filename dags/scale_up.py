@@ -63,7 +63,8 @@ def build(name: str) -> DAG:
 def _start(name: str) -> Any:
     @task
     def start() -> str:
-        """Open the run: freeze the recipe, and write down who started it and why."""
+        """Open the run: freeze the recipe, and write down who started it and why; end jobs that nobody looks at."""
+        from tasks.cancel import reap
         from tasks.run import open_run
 
         context = get_current_context()
@@ -77,6 +78,8 @@ def _start(name: str) -> Any:
             open_run(name, run_id=run.run_id, origin=origin, **chosen)
 
         step(opened)
+        for line in reap():
+            print(line)
         return f"{name}/{run.run_id}"
 
     return start

@@ -14,7 +14,7 @@ from airflow.sdk import XComArg, get_current_context, setup, task, task_group, t
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tasks.errors import ScaleupError, StageStopped
-from tasks.patience import timeout_seconds
+from tasks.patience import failed_by_hand, timeout_seconds
 from tasks.plan import StagePlan
 from tasks.run_id import safe
 
@@ -177,18 +177,12 @@ def _remember_exception(context: Any) -> None:
 
 
 def ended_by_person(watch: str) -> bool:
-    """Say whether the task ``watch`` has failed although it noted no exception and had tries left.
+    """Say whether a person marked the task ``watch``, or its whole run, as failed; Airflow tells tasks no such thing.
 
-    Airflow tells tasks nothing of who clicked what. But all that fails by itself (an exception, a kill -9, a lost
-    heartbeat) is tried again while there are tries left, and only "mark failed", on the task or on its whole run,
-    fails a task before. In doubt, for instance when the last try was killed, the answer is no: the job lives on.
+    So the task says at each look which try it is, and notes an exception that fails it; what is killed notes none.
     """
     context = get_current_context()
     ti, run_id = context["ti"], context["dag_run"].run_id
-    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[watch], run_ids=[run_id])
-    if (states.get(run_id) or {}).get(watch) != "failed":
-        return False
-    if ti.xcom_pull(task_ids=watch, key="exception") is not None:
-        return False
-    tries = ti.xcom_pull(task_ids=watch, key="try")
-    return tries is not None and tries[0] <= tries[1]
+    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[watch], run_ids=[run_id]).get(run_id) or {}
+    said = {key: ti.xcom_pull(task_ids=watch, key=key) for key in ("try", "exception")}
+    return failed_by_hand(states.get(watch), said["try"], said["exception"])

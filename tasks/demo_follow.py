@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from rich.console import Console
 from rich.live import Live
 
-from tasks.ladder_view import Lines, render
+from tasks.ladder_view import Lines, table
 from tasks.services.airflow_api import AirflowUnreachable, wait_seconds
 from tasks.stage_dir import RunDir
 
@@ -34,11 +34,16 @@ def follow(run: RunDir, state: Callable[[], str], mend: Callable[[], object], co
                 asked = time.monotonic()
                 with suppress(AirflowUnreachable):  # it died and is on its way back
                     now = state()
+            for line in lines.verdicts(run) if live else lines.new(run):
+                console.print(line, style=_style(line), markup=False, soft_wrap=True)
             if live:
-                live.update(render(run), refresh=True)
-            else:
-                for line in lines.new(run):
-                    console.print(line, markup=False, soft_wrap=True)
+                live.update(table(run), refresh=True)
             if now in ENDED:
                 return now
             wait_seconds(LOOK_SECONDS)
+
+
+def _style(line: str) -> str:
+    """Colour what stands against a stage, so that it is found among the many lines that do not."""
+    against = ("  FAIL ", "  INVALID ", "  refused", "  failed", "  stopped")
+    return "red" if any(word in line for word in against) else ""

@@ -36,8 +36,13 @@ def render(run: RunDir) -> RenderableType:
     return Group(_table(run, stages), _gates(stages))
 
 
-def _table(run: RunDir, stages: Iterable[StageNow]) -> Table:
-    stages = list(stages)
+def table(run: RunDir) -> RenderableType:
+    """Return the stages alone, few enough lines to be redrawn in any terminal."""
+    stages = stages_now(run)
+    return _table(run, stages) if stages else render(run)
+
+
+def _table(run: RunDir, stages: list[StageNow]) -> Table:
     # DESIGN's three kinds of number, never mixed: a speed that a cluster file implies says so where it is read.
     speed = "tokens/s/GPU" + (" (modelled)" if any(stage.emulated for stage in stages) else "")
     table = Table(title=f"{run.experiment}  run {run.run_id}", title_justify="left", expand=False)
@@ -107,14 +112,23 @@ class Lines:
         lines: list[str] = []
         for stage in stages_now(run):
             lines += self._progress(stage)
-            for gate, check in stage.checks.items():
-                outcome = str(check["outcome"])
-                if self._checks.get((stage.name, gate)) != outcome:
-                    self._checks[stage.name, gate] = outcome
-                    lines.append(f"{stage.name}  {outcome:<14}  {gate}: {check['reason']}")
+            lines += self._verdicts(stage)
             if self._states.get(stage.name, "waiting") != stage.state:
                 self._states[stage.name] = stage.state
                 lines.append(f"{stage.name}  {stage.state}" + (f": {stage.because}" if stage.because else ""))
+        return lines
+
+    def verdicts(self, run: RunDir) -> list[str]:
+        """Return the gates' verdicts alone that fell since the last call."""
+        return [line for stage in stages_now(run) for line in self._verdicts(stage)]
+
+    def _verdicts(self, stage: StageNow) -> list[str]:
+        lines = []
+        for gate, check in stage.checks.items():
+            outcome = str(check["outcome"])
+            if self._checks.get((stage.name, gate)) != outcome:
+                self._checks[stage.name, gate] = outcome
+                lines.append(f"{stage.name}  {outcome:<14}  {gate}: {check['reason']}")
         return lines
 
     def _progress(self, stage: StageNow) -> list[str]:

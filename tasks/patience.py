@@ -1,6 +1,8 @@
-"""How long watching a stage may take at most; light enough for DAG files, which need it to set a sensor's limit."""
+"""How long a stage is watched at most, and whether it was a person who ended that; light enough for DAG files."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from tasks.plan import StagePlan
 
@@ -13,3 +15,14 @@ def timeout_seconds(decided: StagePlan) -> float:
     The looks themselves end a stage before that; this is for whoever calls them, whose own limit may be shorter.
     """
     return 3600.0 * (decided.cluster.queue_hours + decided.hours + REPAIR_HOURS)
+
+
+def failed_by_hand(state: str | None, tries: Sequence[int] | None, exception: str | None) -> bool:
+    """Say whether a person made the watching task fail, from what an orchestrator still knows of it afterwards.
+
+    ``tries`` are the number of its last try and the greatest at which it would be tried again; ``exception`` is what
+    the task noted when it failed by itself. All that fails by itself (an exception, a kill -9, a lost heartbeat) is
+    tried again while there are tries left; only a person fails a task before, or its whole run. In doubt, for
+    instance when the last try was killed, the answer is no: the job lives on.
+    """
+    return state == "failed" and exception is None and tries is not None and tries[0] <= tries[1]

@@ -15,7 +15,7 @@ import sys
 from base64 import urlsafe_b64encode
 from pathlib import Path
 
-from tasks.services.airflow_api import AirflowApi, AirflowRefused, AirflowUnreachable
+from tasks.services.airflow_api import AirflowApi, AirflowRefused, AirflowUnreachable, fetch
 from tasks.services.mlflow import quiet
 from tasks.services.ports import HOST
 from tasks.services.preload import LOCAL_SETTINGS
@@ -148,7 +148,7 @@ def services(port: int, mlflow_url: str) -> list[Service]:
             beats = client.heartbeats()
         except (AirflowUnreachable, AirflowRefused):
             return False
-        return name == "api-server" or beats[name.replace("-", "_")] >= since
+        return _answers_tasks(port) if name == "api-server" else beats[name.replace("-", "_")] >= since
 
     return [
         Service(
@@ -160,6 +160,17 @@ def services(port: int, mlflow_url: str) -> list[Service]:
         )
         for name, arguments in commands.items()
     ]
+
+
+def _answers_tasks(port: int) -> bool:
+    """Ask the part of the API that tasks talk to. It builds itself at the first question, 8 s of processor time in
+    which nobody else is answered: better while all else still starts than when the first task does.
+    """
+    try:
+        fetch(f"{url(port)}/execution/health", timeout=5)
+    except (AirflowUnreachable, AirflowRefused):
+        return False
+    return True
 
 
 def _migrate() -> None:

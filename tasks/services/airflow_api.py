@@ -15,7 +15,7 @@ from tasks.errors import ScaleupError
 
 # Proxies of the environment are for the outside; these calls stay on this machine.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-_TIMEOUT_SECONDS = 20.0
+_TIMEOUT_SECONDS = 60.0
 
 
 class AirflowUnreachable(ScaleupError):
@@ -26,7 +26,13 @@ class AirflowRefused(ScaleupError):
     """Airflow's API server answered with an error."""
 
 
-def fetch(url: str, body: Mapping[str, Any] | None = None, method: str | None = None, token: str = "") -> Any:
+def fetch(
+    url: str,
+    body: Mapping[str, Any] | None = None,
+    method: str | None = None,
+    token: str = "",
+    timeout: float = _TIMEOUT_SECONDS,
+) -> Any:
     """Send one request, JSON in and out; raise :class:`AirflowUnreachable` or :class:`AirflowRefused`."""
     data = json.dumps(body).encode() if body is not None else None
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -34,7 +40,7 @@ def fetch(url: str, body: Mapping[str, Any] | None = None, method: str | None = 
         headers["Authorization"] = f"Bearer {token}"
     request = urllib.request.Request(url, data=data, headers=headers, method=method)  # noqa: S310  # our own http URL
     try:
-        with _OPENER.open(request, timeout=_TIMEOUT_SECONDS) as answer:
+        with _OPENER.open(request, timeout=timeout) as answer:
             text = answer.read()
     except urllib.error.HTTPError as error:
         detail = error.read().decode(errors="replace")[:500]
@@ -126,7 +132,7 @@ class AirflowApi:
 
     def heartbeats(self) -> dict[str, float]:
         """Return the time of the last heartbeat of ``scheduler``, ``dag_processor``, ``triggerer`` (0: never)."""
-        health = fetch(f"{self.base}/api/v2/monitor/health")
+        health = fetch(f"{self.base}/api/v2/monitor/health", timeout=5)
         return {
             name: _seconds((health.get(name) or {}).get(f"latest_{name}_heartbeat"))
             for name in ("scheduler", "dag_processor", "triggerer")

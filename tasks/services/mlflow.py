@@ -27,9 +27,6 @@ def quiet() -> dict[str, str]:
         "DO_NOT_TRACK": "true",
         # Its job runner leaves six consumers behind that nobody here needs.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        # A server that is down must not hold a look at a stage: the client's default is 7 tries over minutes.
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     }
 
 

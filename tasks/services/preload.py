@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-MODULES = ("pandas", "scipy.stats", "mlflow", "jinja2", "pydantic", "yaml")
+MODULES = ("pandas", "scipy.special", "mlflow", "jinja2", "pydantic", "yaml")
 
 LOCAL_SETTINGS = "from tasks.services.preload import in_scheduler\n\nin_scheduler()\n"
 """Text of ``airflow_local_settings.py``, which every Airflow process imports as it starts."""

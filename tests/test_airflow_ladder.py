@@ -1,0 +1,147 @@
+"""The ladder in a real Airflow: green, red, refused, ended by a person, and through kill -9 of everything there is."""
+
+import os
+
+import pytest
+from conftest import EXPERIMENT, Configs
+from real_airflow import RealAirflow, kill_job
+from running import records, steps, until
+
+from tasks.ladder_outcome import outcome
+from tasks.run import ladder_of
+from tasks.stage_dir import read_json
+
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(420)]
+
+STAGES = [{**EXPERIMENT["stages"][0], "gpus": gpus, "steps": 60} for gpus in (8, 64, 1000)]
+for stage in STAGES:
+    stage["batch_sequences"] = 2 * stage["gpus"]
+POOR = [{**stage} for stage in STAGES]
+for stage in POOR[1:]:  # to this trainer half the sequences a GPU is half the speed
+    stage["batch_sequences"] = stage["gpus"]
+POOR[2]["gates"] = {"finite_loss": {}, "forecast_efficiency": {"reference": "gpus_8", "at_least": 0.9}}
+QUICK = {"hand_over_steps": 5, "canary_steps": 5, "stages": STAGES}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Files by whose appearance a trainer goes on."""
+    return tmp_path_factory.mktemp("files")
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory, files):
+    """Airflow and MLflow, and the experiments of this module."""
+    home, root = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("configs")
+    made = Configs(root)
+    made.cluster(nodes=125, poll_seconds=0.5)
+    made.experiment("plain", **QUICK)
+    made.experiment("poor", **{**QUICK, "stages": POOR})
+    for name in ("killed", "stopped", "ended"):
+        made.experiment(name, **QUICK, settings={"wait_at": 10, "wait_for": str(files / name)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCALEUP_HOME", str(home))
+        patch.setenv("SCALEUP_CONFIGS", str(root))
+        airflow = RealAirflow()
+        patch.setenv("MLFLOW_TRACKING_URI", airflow.mlflow_url)
+        with airflow.up():
+            yield airflow
+
+
+def test_a_ladder_climbs_and_another_is_refused_before_its_last_stage(there):
+    green, red = there.trigger("plain", "all", note="three stages"), there.trigger("poor", "all")
+    assert there.ended(green) == "success" and there.ended(red) == "failed"
+    assert read_json(green.info)["note"] == "three stages"
+    assert read_json(green.info)["origin"]["url"].endswith("/dags/scale_up_plain/runs/all")
+    for decided in ladder_of(green).stages:
+        stage = green.stage(decided.name)
+        assert read_json(stage.promotion)["by"] == "gates"
+        assert read_json(stage.promotion)["kind"] == "rehearsal"
+        assert stage.report_html.exists()
+        assert (
+            len(there.logged_tokens(stage))
+            == len({*there.logged_tokens(stage)})
+            == len(decided.own_spans and steps(stage))
+        )
+    assert green.report_html.exists() and red.report_html.exists()
+    states = there.states(red)
+    assert states["gpus_64.promote"] == "success" and states["gpus_1000.forecast"] == "failed"
+    assert states["gpus_1000.launch"] == "upstream_failed" and not red.stage("gpus_1000").job.exists()
+    assert there.tries(red, "gpus_1000.forecast") == 1  # a refusal is not asked for again
+    assert outcome(red).sentence.startswith("gpus_1000 was not promoted: forecast_efficiency says ")
+
+
+def test_stages_outside_of_the_chosen_ones_are_skipped(there):
+    run = there.trigger("plain", "two", last="gpus_64", seed=3)
+    assert there.ended(run) == "success"
+    states = there.states(run)
+    assert {states[f"gpus_1000.{step}"] for step in ("forecast", "launch", "watch", "promote", "report")} == {"skipped"}
+    assert outcome(run).sentence == "all stages were promoted: gpus_8, gpus_64"
+
+
+def test_everything_is_killed_and_the_same_run_finishes_with_each_step_once(there, files):
+    run = there.trigger("killed", "one")
+    stage = run.stage("gpus_8")
+    until(lambda: 9 in (steps(stage) if stage.metrics.exists() else []), 90)
+    there.wait_for(run, "gpus_8.watch", "running")
+
+    kill_job(stage)  # at step 9; its newest checkpoint is of step 5
+    until(lambda: steps(stage).count(9) == 2)
+
+    assert there.kill_tasks() == 1
+    there.wait_for(run, "gpus_8.watch", "up_for_retry")
+    there.wait_for(run, "gpus_8.watch", "running")
+
+    there.kill_service("mlflow")
+
+    until(stage.watch.exists)
+    seen = stage.watch.read_text()  # an exception inside a look
+    stage.watch.write_text("{")
+    there.wait_for(run, "gpus_8.watch", "up_for_retry")
+    stage.watch.write_text(seen)
+    there.wait_for(run, "gpus_8.watch", "running")
+
+    there.kill_service("airflow-scheduler")
+    tried = there.tries(run, "gpus_8.watch")
+    until(lambda: there.tries(run, "gpus_8.watch") > tried, 60)
+    there.wait_for(run, "gpus_8.watch", "running")
+
+    assert not stage.cause.exists()
+    (files / "killed").touch()
+    assert there.ended(run, 180) == "success"
+    assert read_json(stage.attempt(1) / "exit.json")["restarts"] == 1
+    for decided in ladder_of(run).stages:
+        stage = run.stage(decided.name)
+        assert read_json(stage.job)["attempt"] == 1 and not stage.attempt(2).exists()
+        logged = there.logged_tokens(stage)
+        assert len(logged) == len(set(logged)) == len(set(steps(stage)))
+    assert records(run.stage("gpus_8")).count('"kind": "header"') == 2
+
+
+@pytest.mark.parametrize("what", ["task", "run"])
+def test_a_person_marks_it_as_failed_and_the_job_ends(there, what):
+    name = {"task": "stopped", "run": "ended"}[what]
+    run = there.trigger(name, "one")
+    stage = run.stage("gpus_8")
+    until(lambda: 9 in (steps(stage) if stage.metrics.exists() else []), 90)
+    there.wait_for(run, "gpus_8.watch", "running")
+    # A look has said which try it is, so that "failed" can be told from tries used up.
+    until(stage.watch.exists)
+    if what == "task":
+        there.api.mark_task(f"scale_up_{name}", "one", "gpus_8.watch", "failed")
+    else:
+        there.api.mark_run_failed(f"scale_up_{name}", "one")
+    assert there.ended(run) == "failed"
+    assert read_json(stage.cause)["cause"] == "person"
+    assert read_json(stage.attempt(1) / "exit.json")["reason"] == "cancelled"
+    assert stage.report_html.exists() and run.report_html.exists()
+    assert "gpus_8 was not promoted: it was stopped (person)" in outcome(run).sentence
+
+
+def test_a_malformed_experiment_is_an_import_error_and_takes_no_other_away(there):
+    root = os.environ["SCALEUP_CONFIGS"]
+    with open(f"{root}/experiments/broken.yaml", "w") as file:
+        file.write("cluster: here\nstages: nonsense\n")
+    errors = until(there.api.import_errors, 90)
+    assert len(errors) == 1 and "broken.yaml is not a valid experiment" in errors[0]
+    assert there.api.has_dag("scale_up_plain")
