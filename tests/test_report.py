@@ -123,6 +123,8 @@ def test_the_ladder_shows_stages_forecast_and_links(run: RunDir) -> None:
     assert {f"{name}/report.html" for name in sample.GPUS} <= set(page.addresses)
     assert "http://127.0.0.1:8080/dags/scale_up_gpt_stdlib/runs/manual__1" in page.addresses
     assert "10,900 11,000 +0.9%" in page.words
+    text = run.report_md.read_text()
+    assert "\n\n| stage | verdict |" in text and "| 10,900 | 11,000 | +0.9% |" in text
     assert "a <b>note</b> | more" in page.words
 
 

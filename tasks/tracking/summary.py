@@ -60,10 +60,11 @@ def airflow_url(run: RunDir) -> str | None:
         origin = (read_json(run.info) or {}).get("origin") or {}
     except ScaleupError:
         return None
-    dag, dag_run = origin.get("dag_id"), origin.get("dag_run_id") or origin.get("run_id")
-    if not (base and dag and dag_run):
-        return None
-    return f"{base.rstrip('/')}/dags/{quote(str(dag), safe='')}/runs/{quote(str(dag_run), safe='')}"
+    dag, dag_run = origin.get("dag_id"), origin.get("dag_run_id")
+    if base and dag and dag_run:
+        return f"{base.rstrip('/')}/dags/{quote(str(dag), safe='')}/runs/{quote(str(dag_run), safe='')}"
+    recorded = str(origin.get("url") or "")  # where Airflow was when the run began
+    return recorded if recorded.startswith(("http://", "https://")) else None
 
 
 def began(stage: StageDir) -> int:
@@ -82,8 +83,8 @@ def opened(run: RunDir) -> int:
 
 
 def ended(stage: StageDir) -> int | None:
-    """Return when the stage was judged or stopped, in ms; None while it is neither."""
-    for path in (stage.verdict, stage.cause):
+    """Return when the stage was judged, stopped or refused, in ms; None while it is neither."""
+    for path in (stage.verdict, stage.cause, *([stage.forecast] if _refused(stage) else [])):
         value = read_json(path)
         if value is not None:
             return milliseconds(value.get("time")) or int(path.stat().st_mtime * 1000)
@@ -263,8 +264,11 @@ def stage_status(stage: StageDir) -> str:
         return "FINISHED" if verdict.get("outcome") == "PASS" or stage.promotion.exists() else "FAILED"
     if cause is not None:
         return "KILLED" if cause.get("cause") == "person" else "FAILED"
-    refused = (read_json(stage.forecast) or {}).get("outcome", "PASS") != "PASS" and not stage.config.exists()
-    return "FAILED" if refused else "RUNNING"
+    return "FAILED" if _refused(stage) else "RUNNING"
+
+
+def _refused(stage: StageDir) -> bool:
+    return (read_json(stage.forecast) or {}).get("outcome", "PASS") != "PASS" and not stage.config.exists()
 
 
 def run_status(run: RunDir) -> str:
