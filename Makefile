@@ -8,7 +8,7 @@
 #   PYTHON        the Python that .venv is made from (the first of 3.11, 3.12, 3.13 that is there)
 #   VENV          the virtual environment (.venv)
 #   TORCH_INDEX   one more package index for torch alone. Empty: PyPI, whose Linux wheels bring CUDA along (gigabytes).
-#                 https://download.pytorch.org/whl/cpu has the same version for the CPU, which is all a rehearsal needs.
+#                 An index of CPU builds, if you have one, saves them; a rehearsal needs no more.
 
 EXPERIMENT ?= gpt_stdlib
 KEEP ?= 1

@@ -33,7 +33,7 @@ def throughput(evidence: Evidence) -> tuple[dict[str, Any], scaling.Outlook | No
     low, median, high = (outlook.quantile(p) for p in (0.05, 0.5, 0.95))
     says = f"{outlook.method}; from {', '.join(f'{p.facts.name} {p.window}' for p in points)}"
     if evidence.stage.tier > max(p.facts.tier for p in points):
-        says += "; it spans a network tier that no record has seen, so the canary decides"
+        says += "; it spans a network tier that no record has seen, which only the canary will"
     return {**said, "median": median, "low": low, "high": high, "says": says}, outlook
 
 

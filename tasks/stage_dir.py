@@ -21,12 +21,16 @@ def home() -> Path:
     return Path(os.environ.get("SCALEUP_HOME", Path(__file__).resolve().parent.parent / ".scaleup")).absolute()
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` so that a reader sees the old file or the new one, never a part (temp file, fsync, rename)."""
+def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Write ``text`` so that a reader sees the old file or the new one, never a part (temp file, fsync, rename).
+
+    A run's files may be read by everyone who may enter its folder; a secret is written with ``mode`` 0600.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w") as file:
+            os.fchmod(handle, mode)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -116,7 +116,8 @@ def forecast_efficiency(
         outcome = Outcome.FAIL
         said += f"; {points[-1].facts.name} itself reached only {late:.1%} of what had been forecast for it"
     if evidence.stage.tier > max(p.facts.tier for p in points):
-        said += "; it spans a network tier that no record has seen, so the canary decides"
+        said += "; it spans a network tier that no record has seen"
+        said += ", so the canary decides" if outcome is Outcome.PASS else ", which records cannot speak for"
     return Check(
         "forecast_efficiency",
         outcome,
