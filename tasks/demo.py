@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import getpass
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -25,6 +27,7 @@ from tasks.stage_dir import RunDir, StageDir, read_json
 
 DAG_SECONDS = 120.0
 _INTERRUPTED = 130  # what a shell says of a command that Ctrl-C ended
+_ENDED_HERE = "ended from the terminal of `make demo`"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,6 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
+    except OSError as error:
+        if error.errno not in (errno.EIO, errno.EPIPE):
+            raise
+        # The terminal was closed, or `| head` has enough. What Python would still print at its end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _INTERRUPTED
 
 
 def _demo(options: argparse.Namespace, console: Console, interruption: Interruption) -> int:
@@ -76,10 +85,10 @@ def _demo(options: argparse.Namespace, console: Console, interruption: Interrupt
         run = RunDir.of(options.experiment, safe(run_id))
         try:
             state = follow(run, lambda: api.state(dag_id, run_id), together.mend, console)
-        except KeyboardInterrupt:
-            console.print("stopping this run and everything that was started", style="yellow")
+        except BaseException:  # Ctrl-C, or the terminal that it was shown in is gone
             _give_up(api, dag_id, run_id)
             raise
+        together.wait_healthy()
         console.print(summary(run, state))
         for line in links(run, options.airflow_port):
             console.print(line, markup=False, soft_wrap=True)
@@ -90,23 +99,31 @@ def _demo(options: argparse.Namespace, console: Console, interruption: Interrupt
 
 
 def _start(together: Together, options: argparse.Namespace, console: Console) -> None:
+    """Start all services, and return when those answer that a ladder needs for its first steps."""
     console.print("starting Airflow and MLflow, on 127.0.0.1 alone")
-    together.launch_all()  # MLflow takes longest, so it starts while Airflow's database is brought up to date
-    airflow.prepare(options.airflow_port)
-    new = airflow.services(options.airflow_port, mlflow.url(options.mlflow_port))
-    together.services = [*together.services, *new]
-    for service in new:
+    (tracking,) = together.services
+    if not airflow.is_prepared():
+        together.launch(tracking)  # bringing the database up to date keeps one core busy; this is for the other
+        airflow.prepare_database(options.airflow_port)
+    airflow.configure(options.airflow_port)
+    *first, triggerer = airflow.services(options.airflow_port, mlflow.url(options.mlflow_port))
+    together.services = [tracking, *first, triggerer]
+    for service in first:
         together.launch(service)
     together.wait_healthy()
+    # What is logged before MLflow is up is delivered later, and no step of a ladder waits for a trigger.
+    for service in (tracking, triggerer):
+        if service.name not in together.running:
+            together.launch(service)
 
 
 def _begin(api: AirflowApi, dag_id: str, options: argparse.Namespace, console: Console) -> str:
     """Return the run to follow: an unfinished one of this experiment goes on, else a new one starts."""
     _wait_for_dag(api, dag_id)
     api.unpause(dag_id)
-    for earlier in api.unfinished(dag_id):
-        if options.new or _was_given_up(RunDir.of(options.experiment, safe(earlier))):
-            api.mark_run_failed(dag_id, earlier)
+    for earlier, note in api.unfinished(dag_id).items():
+        if options.new or note == _ENDED_HERE or _was_given_up(RunDir.of(options.experiment, safe(earlier))):
+            api.mark_run_failed(dag_id, earlier, _ENDED_HERE)  # its teardowns, still to come, let the next one in
         else:
             console.print(f"run {earlier} is unfinished and goes on; `--new` would start another")
             return earlier
@@ -132,7 +149,7 @@ def _was_given_up(run: RunDir) -> bool:
 def _give_up(api: AirflowApi, dag_id: str, run_id: str) -> None:
     # Where this fails, the next demo does it: the stage's cause says that a person ended the run.
     with suppress(AirflowUnreachable, AirflowRefused):
-        api.mark_run_failed(dag_id, run_id)
+        replace(api, timeout=5.0).mark_run_failed(dag_id, run_id, _ENDED_HERE)
 
 
 @contextmanager
@@ -142,7 +159,8 @@ def _ended(together: Together, console: Console, interruption: Interruption) -> 
         yield
     finally:
         interruption.ignore()
-        console.print("ending Airflow and MLflow", style="dim")
+        with suppress(OSError):  # where the terminal was closed, nobody reads this
+            console.print("ending Airflow and MLflow", style="dim")
         try:
             together.stop()
         finally:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from tasks.ladder_view import Lines, table
 from tasks.services.airflow_api import AirflowUnreachable, wait_seconds
@@ -35,7 +36,8 @@ def follow(run: RunDir, state: Callable[[], str], mend: Callable[[], object], co
                 with suppress(AirflowUnreachable):  # it died and is on its way back
                     now = state()
             for line in lines.verdicts(run) if live else lines.new(run):
-                console.print(line, style=_style(line), markup=False, soft_wrap=True)
+                # As Text: the options of a print hold for the live table that is drawn again below it as well.
+                console.print(Text(line, style=_style(line)), soft_wrap=live is None)
             if live:
                 live.update(table(run), refresh=True)
             if now in ENDED:

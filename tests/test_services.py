@@ -4,15 +4,18 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 
 import psutil
 import pytest
 
 from tasks.services import airflow, ports, process
+from tasks.services.database import bring_to, is_current
 from tasks.services.interruption import Interrupted, Interruption
 from tasks.services.process import Running, Service, ServiceFailed
 from tasks.services.together import Together, only_one
@@ -168,3 +171,39 @@ def test_airflow_listens_here_alone_and_keeps_its_secrets(scaleup_home, monkeypa
     for service in airflow.services(18080, "http://127.0.0.1:15000"):
         assert "0.0.0.0" not in " ".join(service.command)
         assert service.name != "airflow-scheduler" or "--skip-serve-logs" in service.command
+
+
+def table(text):
+    def make(path):
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.executescript(text)
+
+    return make
+
+
+def rows(path):
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute("select * from t").fetchall()
+
+
+def interrupted(path):
+    table("create table half (x)")(path)
+    raise Interrupted
+
+
+def test_a_database_is_whole_or_as_it_was(tmp_path):
+    path = tmp_path / "some.db"
+    with pytest.raises(Interrupted):
+        bring_to(path, "1", interrupted)
+    assert not path.exists() and not is_current(path, "1")
+    bring_to(path, "1", table("create table t (x); insert into t values (1)"))
+    with closing(sqlite3.connect(path)) as writer, writer:  # whose journal is still beside the file
+        writer.execute("insert into t values (2)")
+        writer.commit()
+        with pytest.raises(Interrupted):
+            bring_to(path, "2", interrupted)
+        assert rows(path) == [(1,), (2,)] and not is_current(path, "2")
+        bring_to(path, "2", table("alter table t add column y"))
+    assert rows(path) == [(1, None), (2, None)] and is_current(path, "2")
+    bring_to(path, "2", interrupted)  # nothing to do

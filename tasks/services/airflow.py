@@ -13,17 +13,18 @@ import secrets
 import subprocess
 import sys
 from base64 import urlsafe_b64encode
+from importlib.metadata import version
 from pathlib import Path
 
+from tasks.services import database
 from tasks.services.airflow_api import AirflowApi, AirflowRefused, AirflowUnreachable, fetch
-from tasks.services.mlflow import quiet
+from tasks.services.mlflow import REPOSITORY, quiet
 from tasks.services.ports import HOST
 from tasks.services.preload import LOCAL_SETTINGS
 from tasks.services.process import Service, ServiceFailed, last_lines, services_folder
 from tasks.stage_dir import home, read_json, write_whole
 
 USER = "admin"
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
 def folder() -> Path:
@@ -48,6 +49,13 @@ def password() -> str:
 
 def prepare(port: int) -> None:
     """Write configuration and secrets, and bring the database to this Airflow's version where it is not."""
+    configure(port)
+    if not is_prepared():
+        prepare_database(port)
+
+
+def configure(port: int) -> None:
+    """Write ``airflow.cfg`` and, the first time, the password and the secrets."""
     folder().mkdir(parents=True, exist_ok=True, mode=0o700)
     folder().chmod(0o700)
     if not _passwords().exists():
@@ -58,7 +66,33 @@ def prepare(port: int) -> None:
     parser.write(text)
     _write_private(folder() / "airflow.cfg", text.getvalue())
     write_whole(folder() / "config" / "airflow_local_settings.py", LOCAL_SETTINGS)
-    _migrate()
+
+
+def is_prepared() -> bool:
+    """Say whether the database is there, in the form of the Airflow that is installed."""
+    return database.is_current(_database(), version("apache-airflow-core"))
+
+
+def prepare_database(port: int) -> None:
+    """Make the database, or bring it to the installed Airflow's form."""
+    configure(port)
+    services_folder().mkdir(parents=True, exist_ok=True)
+    database.bring_to(_database(), version("apache-airflow-core"), _migrate)
+
+
+def _migrate(draft: Path) -> None:
+    log = services_folder() / "airflow-migrate.log"
+    with log.open("wb") as output:
+        done = subprocess.run(
+            (sys.executable, "-m", "airflow", "db", "migrate"),
+            env={**environment("", 0), "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{draft}"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if done.returncode != 0:
+        raise ServiceFailed(f"`airflow db migrate` ended with {done.returncode}; {log} ends:\n{last_lines(log)}")
 
 
 def settings(port: int) -> dict[str, dict[str, str]]:
@@ -77,7 +111,7 @@ def settings(port: int) -> dict[str, dict[str, str]]:
             "fernet_key": kept["fernet_key"],
             "min_serialized_dag_update_interval": "5",
         },
-        "database": {"sql_alchemy_conn": f"sqlite:///{folder() / 'airflow.db'}"},
+        "database": {"sql_alchemy_conn": f"sqlite:///{_database()}"},
         "api": {
             "host": HOST,
             "port": str(port),
@@ -173,26 +207,8 @@ def _answers_tasks(port: int) -> bool:
     return True
 
 
-def _migrate() -> None:
-    from importlib.metadata import version
-
-    stamp, now = folder() / "migrated", version("apache-airflow-core")
-    if stamp.exists() and stamp.read_text() == now and (folder() / "airflow.db").exists():
-        return
-    services_folder().mkdir(parents=True, exist_ok=True)
-    log = services_folder() / "airflow-migrate.log"
-    with log.open("wb") as output:
-        done = subprocess.run(
-            (sys.executable, "-m", "airflow", "db", "migrate"),
-            env=environment("", 0),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-    if done.returncode != 0:
-        raise ServiceFailed(f"`airflow db migrate` ended with {done.returncode}; {log} ends:\n{last_lines(log)}")
-    write_whole(stamp, now)
+def _database() -> Path:
+    return folder() / "airflow.db"
 
 
 def _passwords() -> Path:
@@ -213,5 +229,5 @@ def _secrets() -> dict[str, str]:
 
 
 def _write_private(path: Path, text: str) -> None:
-    write_whole(path, text)  # the temporary file it renames is readable by its owner alone
+    write_whole(path, text, mode=0o600)
     path.chmod(0o600)

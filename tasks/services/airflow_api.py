@@ -57,6 +57,7 @@ class AirflowApi:
     base: str
     user: str
     password: str
+    timeout: float = _TIMEOUT_SECONDS
     _token: str = field(default="", repr=False)
 
     def call(self, path: str, body: Mapping[str, Any] | None = None, method: str | None = None) -> Any:
@@ -65,15 +66,16 @@ class AirflowApi:
             self._log_in()
         url = f"{self.base}/api/v2{path}"
         try:
-            return fetch(url, body, method, self._token)
+            return fetch(url, body, method, self._token, self.timeout)
         except AirflowRefused as error:
             if not str(error).startswith("401"):
                 raise
         self._log_in()
-        return fetch(url, body, method, self._token)
+        return fetch(url, body, method, self._token, self.timeout)
 
     def _log_in(self) -> None:
-        answer = fetch(f"{self.base}/auth/token", {"username": self.user, "password": self.password})
+        known = {"username": self.user, "password": self.password}
+        answer = fetch(f"{self.base}/auth/token", known, timeout=self.timeout)
         self._token = str(answer["access_token"])
 
     def has_dag(self, dag_id: str) -> bool:
@@ -106,19 +108,20 @@ class AirflowApi:
         """Return ``queued``, ``running``, ``success`` or ``failed``."""
         return str(self.call(f"/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id)}")["state"])
 
-    def unfinished(self, dag_id: str) -> list[str]:
-        """Return the ids of runs that are queued or running, newest first."""
+    def unfinished(self, dag_id: str) -> dict[str, str]:
+        """Return the ids of runs that are queued or running, newest first, each with its note."""
         answer = self.call(f"/dags/{dag_id}/dagRuns?state=queued&state=running&order_by=-run_after")
-        return [str(run["dag_run_id"]) for run in answer["dag_runs"]]
+        return {str(run["dag_run_id"]): str(run.get("note") or "") for run in answer["dag_runs"]}
 
     def task_states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
         """Return the state of each task; None where it waits."""
         tasks = self.call(f"/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id)}/taskInstances?limit=200")
         return {str(t["task_id"]): t["state"] for t in tasks["task_instances"]}
 
-    def mark_run_failed(self, dag_id: str, run_id: str) -> None:
-        """What the button "mark as failed" of a run does: running tasks end, waiting ones never start."""
-        self.call(f"/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id)}", {"state": "failed"}, "PATCH")
+    def mark_run_failed(self, dag_id: str, run_id: str, note: str | None = None) -> None:
+        """What the button "mark as failed" of a run does: running tasks end, waiting ones never start, teardowns do."""
+        body = {"state": "failed", **({"note": note} if note else {})}
+        self.call(f"/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id)}", body, "PATCH")
 
     def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
         """What the button "mark as ..." of a task does."""

@@ -12,6 +12,7 @@ from tasks.services.ports import HOST
 from tasks.services.process import Service
 from tasks.stage_dir import home
 
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -32,14 +33,14 @@ def quiet() -> dict[str, str]:
 
 def service(port: int) -> Service:
     """Return the MLflow server as a service on ``port``."""
-    folder = home() / "mlflow"
-    folder.mkdir(parents=True, exist_ok=True)
-    command = (
-        *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"),
-        *("--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"),
-        *("--artifacts-destination", (folder / "artifacts").as_uri()),
-    )
-    environment = {**os.environ, **quiet(), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    command = (sys.executable, "-m", "tasks.services.mlflow_main", str(port))
+    environment = {
+        **os.environ,
+        **quiet(),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
+        "SCALEUP_HOME": str(home()),
+    }
     return Service("mlflow", command, environment, lambda since: _answers(port), port)
 
 

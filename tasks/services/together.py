@@ -42,9 +42,8 @@ class Together:
 
     services: Sequence[Service]
     tell: Tell = lambda line: None
-    shield: Callable[[], AbstractContextManager[None]] = (
-        nullcontext  # around each start: no signal until it is recorded
-    )
+    # Around each start: a signal waits until the new process is recorded.
+    shield: Callable[[], AbstractContextManager[None]] = nullcontext
     running: dict[str, Running] = field(default_factory=dict)
     mends: int = 0
 
