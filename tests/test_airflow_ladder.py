@@ -1,7 +1,5 @@
 """The ladder in a real Airflow: green, red, refused, ended by a person, and through kill -9 of everything there is."""
 
-import os
-
 import pytest
 from conftest import EXPERIMENT, Configs
 from real_airflow import RealAirflow, kill_job
@@ -39,6 +37,7 @@ def there(tmp_path_factory, files):
     made.experiment("poor", **{**QUICK, "stages": POOR})
     for name in ("killed", "stopped", "ended"):
         made.experiment(name, **QUICK, settings={"wait_at": 10, "wait_for": str(files / name)})
+    (root / "experiments" / "broken.yaml").write_text("cluster: here\nstages: nonsense\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCALEUP_HOME", str(home))
         patch.setenv("SCALEUP_CONFIGS", str(root))
@@ -48,35 +47,30 @@ def there(tmp_path_factory, files):
             yield airflow
 
 
-def test_a_ladder_climbs_and_another_is_refused_before_its_last_stage(there):
-    green, red = there.trigger("plain", "all", note="three stages"), there.trigger("poor", "all")
-    assert there.ended(green) == "success" and there.ended(red) == "failed"
-    assert read_json(green.info)["note"] == "three stages"
-    assert read_json(green.info)["origin"]["url"].endswith("/dags/scale_up_plain/runs/all")
-    for decided in ladder_of(green).stages:
-        stage = green.stage(decided.name)
-        assert read_json(stage.promotion)["by"] == "gates"
-        assert read_json(stage.promotion)["kind"] == "rehearsal"
-        assert stage.report_html.exists()
-        assert (
-            len(there.logged_tokens(stage))
-            == len({*there.logged_tokens(stage)})
-            == len(decided.own_spans and steps(stage))
-        )
-    assert green.report_html.exists() and red.report_html.exists()
+def test_a_ladder_is_refused_before_its_last_stage_and_another_has_fewer_stages(there):
+    red, short = there.trigger("poor", "all"), there.trigger("plain", "one", last="gpus_8", seed=3, note="only one")
+    assert there.ended(red) == "failed" and there.ended(short) == "success"
+
     states = there.states(red)
     assert states["gpus_64.promote"] == "success" and states["gpus_1000.forecast"] == "failed"
     assert states["gpus_1000.launch"] == "upstream_failed" and not red.stage("gpus_1000").job.exists()
     assert there.tries(red, "gpus_1000.forecast") == 1  # a refusal is not asked for again
-    assert outcome(red).sentence.startswith("gpus_1000 was not promoted: forecast_efficiency says ")
+    assert outcome(red).sentence.startswith("gpus_1000 was not promoted: forecast_efficiency says FAIL: 1000 GPUs are ")
+    assert red.stage("gpus_1000").report_html.exists() and red.report_html.exists()
+
+    states = there.states(short)
+    for step in ("forecast", "launch", "watch", "evaluate", "promote", "cancel", "report"):
+        assert states[f"gpus_64.{step}"] == states[f"gpus_1000.{step}"] == "skipped"
+    assert outcome(short).sentence == "all stages were promoted: gpus_8"
+    info = read_json(short.info)
+    assert (info["last"], info["seed"], info["note"]) == ("gpus_8", 3, "only one")
+    assert info["origin"]["url"].endswith("/dags/scale_up_plain/runs/one")
 
 
-def test_stages_outside_of_the_chosen_ones_are_skipped(there):
-    run = there.trigger("plain", "two", last="gpus_64", seed=3)
-    assert there.ended(run) == "success"
-    states = there.states(run)
-    assert {states[f"gpus_1000.{step}"] for step in ("forecast", "launch", "watch", "promote", "report")} == {"skipped"}
-    assert outcome(run).sentence == "all stages were promoted: gpus_8, gpus_64"
+def test_a_malformed_experiment_is_an_import_error_and_takes_no_other_away(there):
+    errors = until(there.api.import_errors, 90)
+    assert len(errors) == 1 and "broken.yaml is not a valid experiment" in errors[0]
+    assert there.api.has_dag("scale_up_plain") and not there.api.has_dag("scale_up_broken")
 
 
 def test_everything_is_killed_and_the_same_run_finishes_with_each_step_once(there, files):
@@ -115,6 +109,9 @@ def test_everything_is_killed_and_the_same_run_finishes_with_each_step_once(ther
         assert read_json(stage.job)["attempt"] == 1 and not stage.attempt(2).exists()
         logged = there.logged_tokens(stage)
         assert len(logged) == len(set(logged)) == len(set(steps(stage)))
+        assert (read_json(stage.promotion)["by"], read_json(stage.promotion)["kind"]) == ("gates", "rehearsal")
+        assert stage.report_html.exists()
+    assert run.report_html.exists() and outcome(run).promoted
     assert records(run.stage("gpus_8")).count('"kind": "header"') == 2
 
 
@@ -136,12 +133,3 @@ def test_a_person_marks_it_as_failed_and_the_job_ends(there, what):
     assert read_json(stage.attempt(1) / "exit.json")["reason"] == "cancelled"
     assert stage.report_html.exists() and run.report_html.exists()
     assert "gpus_8 was not promoted: it was stopped (person)" in outcome(run).sentence
-
-
-def test_a_malformed_experiment_is_an_import_error_and_takes_no_other_away(there):
-    root = os.environ["SCALEUP_CONFIGS"]
-    with open(f"{root}/experiments/broken.yaml", "w") as file:
-        file.write("cluster: here\nstages: nonsense\n")
-    errors = until(there.api.import_errors, 90)
-    assert len(errors) == 1 and "broken.yaml is not a valid experiment" in errors[0]
-    assert there.api.has_dag("scale_up_plain")
