@@ -36,7 +36,7 @@ def status(options: Namespace) -> int:
         print(json.dumps(_status(found), indent=1))
         return 0
     if not options.follow:
-        from tasks.ladder_view import render
+        from tasks.terminal.ladder_view import render
 
         _console().print(render(found))
         return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks import config_files
+from tasks.config import files
 from tasks.gates.core import EarlierStage, Evidence, When
 from tasks.plan import Ladder, StagePlan
 from tasks.records import Metrics, read_metrics
@@ -50,7 +50,7 @@ def baseline(experiment: str, fingerprint: str) -> dict[str, Any] | None:
     """
     if not fingerprint:
         return None
-    return read_json(config_files.config_root() / "baselines" / f"{experiment}_{fingerprint[:12]}.json")
+    return read_json(files.config_root() / "baselines" / f"{experiment}_{fingerprint[:12]}.json")
 
 
 def _earlier(stage: StageDir, plan: StagePlan) -> EarlierStage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.experiment_config import Experiment
+from tasks.config.experiment import Experiment
 from tasks.plan import Ladder, table
 
 

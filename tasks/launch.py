@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tasks import config_files, plan
+from tasks import plan
+from tasks.config import files
 from tasks.errors import CheckpointUnsound, LaunchFailed, StageRefused
 from tasks.launchers import Job, Launcher
 from tasks.launchers.local import LocalLauncher
@@ -98,7 +99,7 @@ def _job(stage: StageDir, decided: plan.StagePlan, attempt: int) -> Job:
         folder=str(stage.attempt(attempt)),
         metrics=str(stage.metrics),
         checkpoints=str(stage.checkpoints),
-        cwd=str(config_files.config_root().parent),
+        cwd=str(files.config_root().parent),
         variables=around.variables,
         setup=around.setup,
         venv=around.venv if around.kind == "venv" else None,

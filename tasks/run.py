@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks import config, config_files, plan
+from tasks import config, plan
+from tasks.config import files
 from tasks.errors import ScaleupError, StageRefused
 from tasks.stage_dir import RunDir, StageDir, home, read_json, write_json
 
@@ -75,7 +76,7 @@ def plan_of(stage: StageDir) -> plan.StagePlan:
 def check_recipe_unchanged(run: RunDir) -> None:
     """Raise StageRefused with each value that the files now say otherwise than when the run began."""
     frozen = read_json(run.recipe) or {}
-    where = config_files.config_root() / "experiments" / f"{run.experiment}.yaml"
+    where = files.config_root() / "experiments" / f"{run.experiment}.yaml"
     advice = "restore the file, or start a new run with the changed recipe"
     if not where.exists():
         raise StageRefused(f"{where} is gone since run {run.run_id} began; {advice}")

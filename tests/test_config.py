@@ -11,8 +11,9 @@ import pytest
 from config_texts import CLUSTER, EXPERIMENT
 from pydantic import ValidationError
 
-from tasks import config, config_files
-from tasks.as_trained import as_trained
+from tasks import config
+from tasks.config import files as config_files
+from tasks.config.as_trained import as_trained
 from tasks.errors import ConfigInvalid
 from tasks.gates import REGISTRY
 from training.config import OPTIONAL

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import pandas as pd
 import pytest
 
-from tasks import config, config_files, expectation, extrapolation, plan
+from tasks import config, expectation, extrapolation, plan
+from tasks.config import files as config_files
 from tasks.gates import EarlierStage, Evidence, Outcome, judge_all
 from tasks.gates.core import gate_of
 from training import step_time

@@ -12,18 +12,19 @@ import pytest
 from rich.console import Console
 from running import state_of, steps, until
 
-from tasks import demo, demo_preflight
-from tasks.demo_follow import follow
-from tasks.demo_preflight import NotReady
+from tasks import demo
+from tasks.demo import preflight as demo_preflight
+from tasks.demo.follow import follow
+from tasks.demo.preflight import NotReady
 from tasks.errors import ConfigInvalid
 from tasks.ladder_outcome import outcome
-from tasks.ladder_view import Lines, render, table
 from tasks.launch import launch
 from tasks.patience import failed_by_hand
 from tasks.run import open_run
 from tasks.services import ports
 from tasks.services.airflow_api import AirflowUnreachable
 from tasks.stage_dir import write_json
+from tasks.terminal.ladder_view import Lines, render, table
 
 ROOT = Path(__file__).parent.parent
 

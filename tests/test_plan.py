@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks import config, plan
-from tasks.as_trained import segments
-from tasks.cluster_config import Cluster
+from tasks.config.as_trained import segments
+from tasks.config.cluster import Cluster
+from tasks.config.experiment import BatchFrom, Experiment, LearningRateRule
 from tasks.errors import ConfigInvalid
-from tasks.experiment_config import BatchFrom, Experiment, LearningRateRule
 from training.config import TrainConfig
 
 CLUSTERS = {"c": Cluster.model_validate({**yaml.safe_load(CLUSTER), "name": "c"})}

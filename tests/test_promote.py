@@ -69,7 +69,7 @@ def test_a_person_promotes_with_name_and_reason(trained):
 
 
 def test_a_person_must_say_why(trained):
-    with pytest.raises(StageRefused, match='say why gpus_8 is to be promoted: --because'):
+    with pytest.raises(StageRefused, match="say why gpus_8 is to be promoted: --because"):
         override(trained, "  ", "mo")
 
 

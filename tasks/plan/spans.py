@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tasks.as_trained import AsTrained, as_trained
-from tasks.cluster_config import Cluster
-from tasks.experiment_config import Experiment
+from tasks.config.as_trained import AsTrained, as_trained
+from tasks.config.cluster import Cluster
+from tasks.config.experiment import Experiment
 from training.config import PhaseName, Schedule, Span
 
 if TYPE_CHECKING:

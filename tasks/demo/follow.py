@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from tasks.ladder_view import Lines, table
 from tasks.services.airflow_api import AirflowUnreachable, wait_seconds
 from tasks.stage_dir import RunDir
+from tasks.terminal.ladder_view import Lines, table
 
 LOOK_SECONDS = 0.5
 _ASK_SECONDS = 1.0

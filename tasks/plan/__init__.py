@@ -15,16 +15,18 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tasks import config, config_files, spans
-from tasks.as_trained import AsTrained, as_trained
-from tasks.cluster_config import Cluster
-from tasks.config_errors import Problem, invalid, unknown
-from tasks.config_rules import problems as rule_problems
-from tasks.config_rules import stage_clusters
-from tasks.experiment_config import Experiment, FromWeights, LearningRateRule, Recipe, Trainer
-from tasks.frozen import difference, freeze, thaw
-from tasks.plan_table import table
-from tasks.train_config import train_config
+from tasks import config
+from tasks.config import files
+from tasks.config.as_trained import AsTrained, as_trained
+from tasks.config.cluster import Cluster
+from tasks.config.errors import Problem, invalid, unknown
+from tasks.config.experiment import Experiment, FromWeights, LearningRateRule, Recipe, Trainer
+from tasks.config.rules import problems as rule_problems
+from tasks.config.rules import stage_clusters
+from tasks.plan import spans
+from tasks.plan.frozen import difference, freeze, thaw
+from tasks.plan.table import table
+from tasks.plan.train_config import train_config
 from training.config import Span, Start
 
 if TYPE_CHECKING:
@@ -164,7 +166,7 @@ def resolve(
     where = stage_clusters(experiment, there, cluster)
     found = rule_problems(experiment, where)
     if found:
-        raise invalid(config_files.config_root() / "experiments" / f"{experiment.name}.yaml", "experiment", found)
+        raise invalid(files.config_root() / "experiments" / f"{experiment.name}.yaml", "experiment", found)
     begin, end = _selection(experiment, first, last)
     plans: list[StagePlan] = []
     for index in range(end + 1):  # from the first, since a learning rate may follow from a stage not chosen

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr, ValidationError
 
-from tasks import config_files
-from tasks.config_errors import Problem, absent, from_pydantic, invalid
+from tasks.config import files
+from tasks.config.errors import Problem, absent, from_pydantic, invalid
 from tasks.stage_dir import home
 
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -163,15 +163,15 @@ class Cluster(Strict):
 
 def clusters() -> list[str]:
     """Return the names of all clusters that have a file."""
-    return config_files.names("clusters")
+    return files.names("clusters")
 
 
 def load_cluster(name: str) -> Cluster:
     """Return the cluster of that name; raise ConfigInvalid with all that is wrong in its file."""
-    path = config_files.config_root() / "clusters" / f"{name}.yaml"
+    path = files.config_root() / "clusters" / f"{name}.yaml"
     if not path.is_file():
         raise absent(path, "cluster", clusters())
-    raw, extends = config_files.read(path, "cluster")
+    raw, extends = files.read(path, "cluster")
     return parse_cluster(raw, path, extends)
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
-from tasks.config_errors import Problem, invalid, unknown
+from tasks.config.errors import Problem, invalid, unknown
 
 
 def config_root() -> Path:
     """Return the folder of all configuration (``SCALEUP_CONFIGS``, else ``configs`` beside the code)."""
-    return Path(os.environ.get("SCALEUP_CONFIGS", Path(__file__).resolve().parent.parent / "configs")).absolute()
+    return Path(os.environ.get("SCALEUP_CONFIGS", Path(__file__).resolve().parents[2] / "configs")).absolute()
 
 
 def names(folder: str) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from tasks.as_trained import AsTrained, as_trained
-from tasks.cluster_config import Cluster
-from tasks.config_errors import Problem, unknown
-from tasks.experiment_config import Experiment, LearningRateRule, Recipe, Stage
+from tasks.config.as_trained import AsTrained, as_trained
+from tasks.config.cluster import Cluster
+from tasks.config.errors import Problem, unknown
+from tasks.config.experiment import Experiment, LearningRateRule, Recipe, Stage
 
 REHEARSABLE_PARAMETERS = 100_000_000  # a CPU does not end a stage of anything larger
 

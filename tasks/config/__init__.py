@@ -12,15 +12,23 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tasks import config_files
-from tasks.as_trained import PACE_KEYS, RECIPE_KEYS, RUN_KEYS, STAGE_KEYS, dump, rehearsed_recipe, rehearsed_stage
-from tasks.cluster_config import Cluster, Environment, Network, Strict, clusters, load_cluster, parse_cluster
-from tasks.config_errors import Problem, absent, from_pydantic, invalid, unknown
-from tasks.config_gates import capability_problems, gate_problems
-from tasks.config_rules import problems as rule_problems
-from tasks.config_rules import stage_clusters
+from tasks.config import files
+from tasks.config.as_trained import (
+    PACE_KEYS,
+    RECIPE_KEYS,
+    RUN_KEYS,
+    STAGE_KEYS,
+    dump,
+    rehearsed_recipe,
+    rehearsed_stage,
+)
+from tasks.config.cluster import Cluster, Environment, Network, Strict, clusters, load_cluster, parse_cluster
+from tasks.config.errors import Problem, absent, from_pydantic, invalid, unknown
+from tasks.config.experiment import CAPABILITIES, Experiment, Layout, Recipe, Stage, Trainer
+from tasks.config.gates_asked import capability_problems, gate_problems
+from tasks.config.rules import problems as rule_problems
+from tasks.config.rules import stage_clusters
 from tasks.errors import ConfigInvalid
-from tasks.experiment_config import CAPABILITIES, Experiment, Layout, Recipe, Stage, Trainer
 
 __all__ = [
     "CAPABILITIES",
@@ -48,7 +56,7 @@ _NAME = re.compile(r"[a-z0-9_]+")
 
 def experiments() -> list[str]:
     """Return the names of all experiments that have a file; contents are not read."""
-    return config_files.names("experiments")
+    return files.names("experiments")
 
 
 def clusters_of(experiment: Experiment, cluster: str | None = None) -> dict[str, Cluster]:
@@ -64,7 +72,7 @@ def load_experiment(name_or_path: str | Path, *, gates: bool = True) -> Experime
     saves the import of pandas.
     """
     path = _path(name_or_path)
-    raw, extends = config_files.read(path, "experiment")
+    raw, extends = files.read(path, "experiment")
     experiment, problems = _parse(raw, path)
     problems += _overrides(raw)
     problems += _clusters(raw)
@@ -79,7 +87,7 @@ def load_experiment(name_or_path: str | Path, *, gates: bool = True) -> Experime
 
 def _path(name_or_path: str | Path) -> Path:
     given = str(name_or_path)
-    root = config_files.config_root() / "experiments"
+    root = files.config_root() / "experiments"
     path = Path(given) if given.endswith(".yaml") or "/" in given else root / f"{given}.yaml"
     if not path.is_file():
         raise absent(path, "experiment", experiments())

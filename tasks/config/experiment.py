@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictStr, Tag, field_serializer
 
-from tasks.cluster_config import Count, CountOrZero, NotNegative, Part, Positive, Strict, Text
-from tasks.config_errors import plain
+from tasks.config.cluster import Count, CountOrZero, NotNegative, Part, Positive, Strict, Text
+from tasks.config.errors import plain
 from training import config as contract
 
 CAPABILITIES = {

@@ -8,8 +8,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.live import Live
 
-from tasks.ladder_view import Lines, render
 from tasks.stage_dir import RunDir
+from tasks.terminal.ladder_view import Lines, render
 
 
 class LinesTeller:

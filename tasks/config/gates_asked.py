@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.config_errors import Problem, plain, unknown
-from tasks.config_files import deep_merge
-from tasks.experiment_config import CAPABILITIES, Trainer
+from tasks.config.errors import Problem, plain, unknown
+from tasks.config.experiment import CAPABILITIES, Trainer
+from tasks.config.files import deep_merge
 from training.config import OPTIONAL
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tasks.as_trained import AsTrained
-from tasks.experiment_config import Layout
+from tasks.config.as_trained import AsTrained
+from tasks.config.experiment import Layout
 
 if TYPE_CHECKING:
     from tasks.plan import Ladder, StagePlan

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from tasks import demo_preflight
-from tasks.demo_follow import follow
-from tasks.demo_summary import links, summary
+from tasks.demo import preflight
+from tasks.demo.follow import follow
+from tasks.demo.summary import links, summary
 from tasks.errors import ScaleupError
 from tasks.run import new_run_id, runs
 from tasks.run_id import safe
@@ -67,9 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _demo(options: argparse.Namespace, console: Console, interruption: Interruption) -> int:
-    for name in demo_preflight.end_leftovers():
+    for name in preflight.end_leftovers():
         console.print(f"{name} of an earlier demo was still there and has been ended", style="dim")
-    demo_preflight.check(options.experiment, options.airflow_port, options.mlflow_port)
+    preflight.check(options.experiment, options.airflow_port, options.mlflow_port)
     os.environ["MLFLOW_TRACKING_URI"] = mlflow.url(options.mlflow_port)
     os.environ["SCALEUP_AIRFLOW_URL"] = airflow.url(options.airflow_port)
     together = Together(

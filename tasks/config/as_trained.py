@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.cluster_config import Strict
-from tasks.config_files import deep_merge
-from tasks.experiment_config import BatchFrom, Experiment, Recipe, Stage
+from tasks.config.cluster import Strict
+from tasks.config.experiment import BatchFrom, Experiment, Recipe, Stage
+from tasks.config.files import deep_merge
 
 RUN_KEYS = ("hand_over_steps", "canary_steps")  # of the experiment, which a rehearsal may change
 PACE_KEYS = ("hours", "steps", "tokens")  # of every stage, which a rehearsal may change for all at once

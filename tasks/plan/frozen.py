@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.as_trained import dump
-from tasks.cluster_config import Cluster
+from tasks.config.as_trained import dump
+from tasks.config.cluster import Cluster
+from tasks.config.experiment import Experiment
 from tasks.errors import ConfigInvalid
-from tasks.experiment_config import Experiment
 
 _ABSENT = "(absent)"
 

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.cluster_config import Link
+from tasks.config.cluster import Link
 from training import config as contract
 from training.config import Emulation, TrainConfig
 
