@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -10,7 +12,7 @@ from tasks import tracking
 from tasks.ladder_outcome import outcome
 from tasks.ladder_state import StageNow, stages_now
 from tasks.services import airflow
-from tasks.stage_dir import RunDir, read_json
+from tasks.stage_dir import RunDir, home, read_json
 
 
 def summary(run: RunDir, state: str) -> RenderableType:
@@ -27,6 +29,7 @@ def links(run: RunDir, airflow_port: int) -> list[str]:
         "log in as": f"{airflow.USER}, password {airflow.password()}",
         "MLflow, stages compared": tracking.compare_url(run) or "not there yet",
         "MLflow, curves": tracking.curves_url(run) or "not there yet",
+        "home of runs and store": str(home()),
         "report": str(run.report_html) if run.report_html.exists() else "not written",
     }
     return [f"  {name:<24} {value}" for name, value in rows.items()]
@@ -34,7 +37,7 @@ def links(run: RunDir, airflow_port: int) -> list[str]:
 
 def _stages(stages: list[StageNow]) -> Table:
     table = Table(title="The ladder", title_justify="left")
-    for column in ("stage", "ended as", "loss (real)", "gates", "promoted to the store as"):
+    for column in ("stage", "ended as", "loss (real)", "gates", "promoted as"):
         table.add_column(column, overflow="fold")
     for stage in stages:
         passed = sum(check["outcome"] == "PASS" for check in stage.checks.values())
@@ -43,6 +46,12 @@ def _stages(stages: list[StageNow]) -> Table:
             f"[green]{stage.state}[/]" if stage.state == "promoted" else f"[red]{stage.state}[/]",
             "" if stage.loss is None else f"{stage.loss:.4f}",
             f"{passed} of {len(stage.checks)} PASS" if stage.checks else "",
-            Text(stage.checkpoint or "-"),
+            Text(_short(stage.checkpoint)),
         )
     return table
+
+
+def _short(checkpoint: str) -> str:
+    """Return where a checkpoint is kept as one reads it best: within the home, whose name stands among the links."""
+    path = Path(checkpoint)
+    return str(path.relative_to(home())) if path.is_relative_to(home()) else checkpoint or "-"
