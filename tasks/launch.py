@@ -63,7 +63,7 @@ def job_of(stage: StageDir) -> Job | None:
 def launcher_of(decided: plan.StagePlan) -> Launcher:
     """Return the launcher that a stage's cluster names."""
     settings = decided.cluster.launcher
-    return LocalLauncher(restarts=settings.restarts)
+    return LocalLauncher(**settings.model_dump())
 
 
 def job_name(stage: StageDir, attempt: int) -> str:
