@@ -20,7 +20,11 @@ def pytest_runtest_makereport(item, call):
         report.longrepr = f"{item.nodeid} was skipped, and SCALEUP_NO_SKIP=1 allows no skipped test: {report.longrepr}"
 
 
-def pytest_collectreport(report):
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector):
     """The same for a module that skips itself while it is collected."""
+    outcome = yield
+    report = outcome.get_result()
     if os.environ.get("SCALEUP_NO_SKIP") == "1" and report.skipped:
         report.outcome = "failed"
+        report.longrepr = f"{collector.nodeid} was skipped, and SCALEUP_NO_SKIP=1 allows no skip: {report.longrepr}"

@@ -271,3 +271,22 @@ def test_leftovers_of_a_killed_demo_are_ended(scaleup_home):
     assert subprocess.run([sys.executable, "-c", LEAVE], cwd=ROOT).returncode == -signal.SIGKILL
     assert demo_preflight.end_leftovers() == ["left"]
     assert demo_preflight.end_leftovers() == []
+
+
+# --- nothing is skipped where all must be shown ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pytest\n\ndef test_it():\n    pytest.skip('not here')\n",
+        "import pytest\n\n@pytest.mark.skip(reason='not here')\ndef test_it():\n    pass\n",
+        "import pytest\n\npytest.importorskip('no_such_module_anywhere')\n",
+    ],
+)
+def test_a_skip_fails_where_none_is_allowed(tmp_path, text):
+    (tmp_path / "test_skipping.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.strict", "-p", "no:cacheprovider", str(tmp_path)]
+    for allowed, codes in (("0", (0, 5)), ("1", (1, 2))):
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | {"SCALEUP_NO_SKIP": allowed}, capture_output=True)
+        assert done.returncode in codes
