@@ -94,7 +94,9 @@ def test_it_goes_on_from_the_newest_whole_checkpoint(runs, death, resumed):
 def test_asked_to_save_it_writes_a_checkpoint_and_says_so(runs):
     folder = runs["SIGUSR1:10"]["folder"]
     (saved,) = [record for record in records(folder, "checkpoint") if record.get("saved")]
-    assert saved["step"] in (10, 11, 12, 13, 14), "after the step in which the signal came, or the next one"
+    assert 10 <= saved["step"] < 20, (
+        "soon after the signal: how many steps pass until it arrives is the scheduler's matter"
+    )
     assert records(folder, "header")[1]["resumed_from"]["step"] == saved["step"]
     assert [record["step"] for record in records(folder, "step")] == list(range(1, 31)), "no step was done twice"
 

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ from torch import Tensor
 from training.config import ConfigError, TrainConfig
 
 _PR_SET_PDEATHSIG = 1
+_MONITOR_SECONDS = 0.05  # between the agent's looks at its processes
+_PARTNER_SECONDS = 20 * _MONITOR_SECONDS
 REFUSED = 2  # exit code: the order cannot be carried out, and starting again would not help
 
 
@@ -135,7 +138,7 @@ def run(function: Callable[[World], None], processes: int, gpus: bool = False) -
             rdzv_configs={"store_type": "file"},
             start_method="fork",
             max_restarts=0,
-            monitor_interval=0.05,
+            monitor_interval=_MONITOR_SECONDS,
             local_addr="127.0.0.1",
         )
         try:
@@ -176,6 +179,12 @@ def _worker(function: Callable[[World], None], processes: int, gpus: bool, meeti
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=processes)
     try:
         function(World(rank, processes, device))
+    except Exception:
+        # The agent reports only one of those it finds ended. A killed process takes its partners down by their own
+        # exceptions within milliseconds; they wait, so that the kill is seen first and is not taken for a fault of the
+        # program, which nobody would start again.
+        time.sleep(_PARTNER_SECONDS)
+        raise
     finally:
         dist.destroy_process_group()
 
