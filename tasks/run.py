@@ -43,11 +43,12 @@ def open_run(
     if not _RUN_ID.fullmatch(run_id):
         raise ScaleupError(f"run id {run_id!r} must be letters, digits, _ and - only, since folders bear its name")
     run = RunDir.of(experiment, run_id)
+    chosen = {"cluster": cluster, "first": first, "last": last, "seed": seed}
     if run.info.exists() and run.recipe.exists():
+        _refuse_other_choice(run, chosen)
         return run
     loaded = config.load_experiment(experiment)
     clusters = config.clusters_of(loaded, cluster)
-    chosen = {"cluster": cluster, "first": first, "last": last, "seed": seed}
     ladder = plan.resolve(loaded, clusters=clusters, cluster=cluster, first=first, last=last, seed=seed)
     write_json(run.recipe, {**plan.freeze(loaded, clusters), "chosen": chosen})
     info = {
@@ -57,6 +58,18 @@ def open_run(
     }  # fmt: skip
     write_json(run.info, info)
     return run
+
+
+def _refuse_other_choice(run: RunDir, said: Mapping[str, Any]) -> None:
+    """Raise StageRefused where a run that has begun is asked for otherwise; what is not said stays as it was."""
+    begun = (read_json(run.recipe) or {})["chosen"]
+    other = [f"{key} {value} (it has {begun[key] or 'none chosen'})" for key, value in said.items()
+             if value is not None and value != begun[key]]  # fmt: skip
+    if other:
+        raise StageRefused(
+            f"run {run.run_id} has begun and cannot be given {', '.join(other)}; "
+            "go on with it as it is, or start a new run"
+        )
 
 
 def ladder_of(run: RunDir) -> plan.Ladder:

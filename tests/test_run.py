@@ -84,3 +84,13 @@ def test_without_runs_it_says_so(configs):
         find_run("latest")
     with pytest.raises(StageRefused, match="holds no run"):
         ladder_of(RunDir.of("tiny", "nothing"))
+
+
+def test_a_run_that_has_begun_is_given_no_other_choice(configs):
+    run = open_run("tiny", run_id="r", last="gpus_8", origin={})
+    assert open_run("tiny", run_id="r", origin={}) == open_run("tiny", run_id="r", last="gpus_8", origin={}) == run
+    with pytest.raises(StageRefused) as refused:
+        open_run("tiny", run_id="r", last="gpus_64", origin={})
+    assert str(refused.value) == (
+        "run r has begun and cannot be given last gpus_64 (it has gpus_8); go on with it as it is, or start a new run"
+    )

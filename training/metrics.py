@@ -104,7 +104,9 @@ def step_record(
 
 
 def peak_memory_gib() -> float:
-    """Return the most memory that this process has had resident."""
+    """Return the most memory that this process has had: of its GPU where it computes on one, else resident."""
+    if torch.cuda.is_available() and (used := torch.cuda.max_memory_allocated()):
+        return used / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30
 
 

@@ -108,7 +108,7 @@ def next_steps(story: Story) -> list[str]:
         if not story.promotion:
             return ["The gates passed, but the checkpoint is not promoted: see what the promotion said."]
         after = story.next_plan.name if story.next_plan else None
-        return [f"Nothing: {after} may start." if after else "Nothing: no stage comes after this one."]
+        return [f"Nothing: {after} may start." if after else "Nothing: this run has no stage after this one."]
     found = list(dict.fromkeys(check.next_step for check in story.bad if check.next_step))
     if story.outcome == "STOPPED":
         found.insert(0, f"Read the end of {log_of(story)}.")
@@ -131,7 +131,7 @@ def cost_to_go_on(story: Story) -> str:
     if story.plan is None:
         return "unknown: the plan of the run cannot be read"
     if plan is None:
-        return "nothing more: no stage comes after this one"
+        return "nothing more: this run has no stage after this one"
     expected = (story.forecast.get("gpu_hours") or {}).get("median") if plan is story.plan else None
     return price_of(plan) + (f"; {words.hours(expected)} are forecast" if expected else "")
 
