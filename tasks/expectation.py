@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tasks import extrapolation
+from tasks import statistics
 from tasks.gates import frames, scaling
 from tasks.gates.core import EarlierStage, Evidence, Unusable
 from tasks.plan import Ladder, StagePlan
@@ -44,7 +44,7 @@ def held_out_loss(evidence: Evidence, decided: StagePlan, ladder: Ladder) -> dic
     planned *= decided.recipe.sequence_length
     try:
         step_tokens, after, loss, source = _curve(evidence, decided, ladder)
-        found = extrapolation.forecast_loss(step_tokens, after, loss, planned)
+        found = statistics.forecast_loss(step_tokens, after, loss, planned)
     except (Unusable, ValueError) as reason:
         return {**said, **UNKNOWN, "says": f"unknown: {reason}"}
     says = (

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pandas as pd
 import pytest
 
-from tasks import config, expectation, extrapolation, plan
+from tasks import config, expectation, plan, statistics
 from tasks.config import files as config_files
 from tasks.gates import EarlierStage, Evidence, Outcome, judge_all
 from tasks.gates.core import gate_of
@@ -32,7 +32,7 @@ def modelled(name: str) -> list[float]:
 
 def chance(speeds: list[float], bar: float) -> float:
     """Return the forecast's chance that 1000 GPUs keep ``bar`` of what a GPU does among 64."""
-    return extrapolation.weak_scaling([8, 64], speeds[:2], 1000).above(math.log(bar * speeds[1]))
+    return statistics.weak_scaling([8, 64], speeds[:2], 1000).above(math.log(bar * speeds[1]))
 
 
 def test_the_good_network_passes_every_bar_with_room() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gate_folders import loss_after, open_ladder, write_records
 
-from tasks import extrapolation
+from tasks import statistics
 from tasks.errors import StageRefused
 from tasks.forecast import forecast
 from tasks.promote import override
@@ -140,10 +140,10 @@ def test_the_budget_is_a_veto(configs):
 @pytest.mark.parametrize("power", [0.1, 0.3, 0.6])
 def test_bands_cover_power_laws_whatever_their_floor(floor: float, power: float):
     done, planned = np.full(90, 8192.0), np.full(90, 16384.0)
-    worth = extrapolation.effective_tokens(np.concatenate([done, planned]), extrapolation.critical_batch(done.sum())[1])
+    worth = statistics.effective_tokens(np.concatenate([done, planned]), statistics.critical_batch(done.sum())[1])
     curve = floor + 3.0 * (worth / worth[0]) ** -power
     after = np.array([31, 47, 62, 70, 90])
-    found = extrapolation.forecast_loss(done, after, curve[after - 1], planned)
+    found = statistics.forecast_loss(done, after, curve[after - 1], planned)
     assert found.low <= curve[-1] <= found.high
     assert found.line <= curve[-1] + 1e-9  # a line in ln tokens never knows of the bend
     assert found.high < curve[89]
@@ -151,4 +151,4 @@ def test_bands_cover_power_laws_whatever_their_floor(floor: float, power: float)
 
 def test_a_loss_forecast_wants_a_few_losses():
     with pytest.raises(ValueError, match="the last doubling of tokens holds 2 losses; 3 are the least"):
-        extrapolation.forecast_loss(np.full(90, 8192.0), [10, 60, 90], [3.0, 2.5, 2.4], np.full(90, 8192.0))
+        statistics.forecast_loss(np.full(90, 8192.0), [10, 60, 90], [3.0, 2.5, 2.4], np.full(90, 8192.0))

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks import extrapolation
-from tasks.extrapolation import LossForecast
+from tasks import statistics
+from tasks.statistics import LossForecast
 
 CURVES = json.loads((Path(__file__).parent / "real_curves.json").read_text())
 CASES = [pytest.param(run, k, id=f"seed {run['seed']} {run['stages'][k]['stage']}") for run in CURVES for k in (1, 2)]
@@ -31,9 +31,9 @@ def foretold(run: dict[str, Any], k: int, losses: str) -> LossForecast:
     planned = np.full(len(run["stages"][k]["loss"]), run["stages"][k]["batch_tokens"])
     if losses == "training":
         values = np.concatenate([s["loss"] for s in before])
-        return extrapolation.forecast_loss(tokens, np.arange(1, values.size + 1), values, planned)
+        return statistics.forecast_loss(tokens, np.arange(1, values.size + 1), values, planned)
     rows = dict((step, loss) for s in before for step, loss, _ in s["held_out"] if step)
-    return extrapolation.forecast_loss(tokens, list(rows), list(rows.values()), planned)
+    return statistics.forecast_loss(tokens, list(rows), list(rows.values()), planned)
 
 
 @pytest.mark.parametrize(("run", "k"), CASES)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gate_evidence import noise
 
-from tasks import extrapolation, statistics
+from tasks import statistics
 
 
 def test_t_quantiles_are_those_of_the_tables():
@@ -120,7 +120,7 @@ def test_batch_means_hold_their_error_rate_under_correlation(phi: float, at_most
 def chance(slope: float, gpus: tuple[int, ...], *, bar: float = 0.9, sd: float = 0.0, seed: int = 0) -> float:
     x = np.log2(np.array(gpus, dtype=float))
     y = slope * x + sd * np.random.default_rng(seed).normal(size=x.size)
-    return extrapolation.weak_scaling(gpus, np.exp(y), 1000).above(y[-1] + math.log(bar))
+    return statistics.weak_scaling(gpus, np.exp(y), 1000).above(y[-1] + math.log(bar))
 
 
 def test_a_slope_of_five_per_cent_seen_at_8_and_64_is_refused_and_half_a_per_cent_passes():
@@ -137,34 +137,34 @@ def test_predictor_rates_of_probes_at_16_32_64(slope: float, passes: float, fail
 
 
 def test_one_launch_leaves_the_prior_and_more_narrow_it():
-    one = extrapolation.weak_scaling([64], [100.0], 1000)
+    one = statistics.weak_scaling([64], [100.0], 1000)
     assert math.exp(one.quantile(0.5)) == pytest.approx(
         100 * 2 ** (-0.009 * math.log2(1000 / 64) / math.log(2)), rel=0.02
     )
-    two = extrapolation.weak_scaling([8, 64], [102.0, 100.0], 1000)
+    two = statistics.weak_scaling([8, 64], [102.0, 100.0], 1000)
     assert two.quantile(0.9) - two.quantile(0.1) < one.quantile(0.9) - one.quantile(0.1)
     assert one.above(one.quantile(0.3)) == pytest.approx(0.7, abs=1e-9)
 
 
 def test_strong_scaling_finds_work_and_overhead():
     tokens = np.array([64_000.0, 8_000.0])
-    p = extrapolation.strong_scaling(tokens, 1e-4 * tokens + 0.05, 512.0)
+    p = statistics.strong_scaling(tokens, 1e-4 * tokens + 0.05, 512.0)
     assert math.exp(p.quantile(0.5)) == pytest.approx(0.0512 + 0.05, rel=1e-6)
     with pytest.raises(ValueError, match="hardly differs"):
-        extrapolation.strong_scaling([100, 100], [1, 1.1], 100)
+        statistics.strong_scaling([100, 100], [1, 1.1], 100)
 
 
 @pytest.mark.parametrize("bad", [([], []), ([8, 64], [1.0]), ([8], [math.nan]), ([8], [0.0])])
 def test_predictors_refuse_what_is_not_a_number(bad: tuple[list[float], list[float]]):
     with pytest.raises(ValueError):
-        extrapolation.weak_scaling(*bad, 1000)
+        statistics.weak_scaling(*bad, 1000)
 
 
 def test_batch_shift_is_mccandlish():
-    shift, sd = extrapolation.batch_shift(0.1, 1e6, 2e6, (1e6, 2e6, 4e6))
+    shift, sd = statistics.batch_shift(0.1, 1e6, 2e6, (1e6, 2e6, 4e6))
     assert shift == pytest.approx(0.1 * math.log(2.0 / 1.5))
     assert sd == pytest.approx(0.1 * abs(math.log(3 / 2) - math.log(1.5 / 1.25)) / 4)
-    low, middle, high = extrapolation.critical_batch(20e9)
+    low, middle, high = statistics.critical_batch(20e9)
     assert (low, middle, high) == pytest.approx((2.7e6, 5.4e6, 10.8e6))
-    at_a_million = extrapolation.critical_batch(1e6)
+    at_a_million = statistics.critical_batch(1e6)
     assert at_a_million[2] / at_a_million[0] > 50  # four decades below the data, the laws disagree

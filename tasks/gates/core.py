@@ -20,18 +20,41 @@ class Outcome(StrEnum):
     NEED_MORE_DATA = "NEED_MORE_DATA"
     INVALID = "INVALID"
     FAIL = "FAIL"
+    NOT_COMPARABLE = (
+        "NOT_COMPARABLE"  # by a declared change: nothing shown, nothing held against it
+    )
 
 
 # GATES: a verdict is its worst check. FAIL says more than INVALID, which says more than NEED_MORE_DATA.
-_BADNESS = {Outcome.PASS: 0, Outcome.NEED_MORE_DATA: 1, Outcome.INVALID: 2, Outcome.FAIL: 3}
+_BADNESS = {Outcome.PASS: 1, Outcome.NEED_MORE_DATA: 2, Outcome.INVALID: 3, Outcome.FAIL: 4, Outcome.NOT_COMPARABLE: 0}
 
 When = Literal["entry", "early", "end"]
 """entry: before the stage starts; early: while it runs, once canary records are there; end: after its last step."""
 
 
 def worst(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the worst outcome; of no outcomes at all: INVALID, since nothing was shown."""
+    """Return the worst outcome; of no outcomes at all: INVALID, since nothing was shown.
+
+    A check that cannot compare because of a declared change does not count, unless there is no other.
+    """
     return max(outcomes, key=_BADNESS.__getitem__, default=Outcome.INVALID)
+
+
+MeasurementKind = Literal["more_steps", "probe", "canary", "person"]
+"""more_steps: the stage goes on anyway; probe: a short extra job of its own, at another size or at the same one again;
+canary: the next stage's first steps, which it takes in any case; person: no measurement would decide it."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The cheapest measurement that may decide what a gate could not, its price, and that of being wrong."""
+
+    kind: MeasurementKind
+    gpus: int
+    steps: int
+    gpu_hours: float  # what it costs
+    wrong_gpu_hours: float | None = None  # what a wrong decision costs until it is noticed; None where unknown
+    says: str = ""  # one sentence for a person
 
 
 @dataclass(frozen=True)
@@ -55,6 +78,9 @@ class Check:
     method: str = ""
     next_step: str = ""  # what a person does about it
     thresholds: Mapping[str, Any] = field(default_factory=dict)
+    measurement: Measurement | None = None  # what would decide it, where the outcome is NEED_MORE_DATA
+    inputs: Mapping[str, str] = field(default_factory=dict)  # of each noise used: "measured, 8 repeats" or "prior"
+    shadow: bool = False  # asked and shown, not enforced
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary; numbers that are not finite become None (JSON has none)."""
@@ -75,6 +101,8 @@ class Check:
         if plain.get("interval") is not None:
             low, high = plain["interval"]
             plain["interval"] = (-math.inf if low is None else low, math.inf if high is None else high)
+        if plain.get("measurement") is not None:
+            plain["measurement"] = Measurement(**plain["measurement"])
         return cls(**plain)
 
 
@@ -96,6 +124,25 @@ class StageFacts:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """What repeats at one scale have shown (``scaleup calibrate``); None where a gate must go by its prior."""
+
+    launch_sd: float | None = None  # relative sd of throughput from launch to launch
+    step_sd: float | None = None  # relative sd of a step's seconds within a launch
+    loss_sd: float | None = None  # nats; sd of the held-out loss from run to run at equal tokens
+    repeats: int = 0
+    source: str = ""  # file it was read from
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A short extra job that measured speed: its facts (``gpus`` is its own size) and its step records."""
+
+    facts: StageFacts
+    steps: pd.DataFrame
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Everything a gate may look at. Frames are as :func:`tasks.records.Metrics` gives them."""
 
@@ -107,6 +154,9 @@ class Evidence:
     baseline: Mapping[str, Any] | None = None  # stored reference curve for the same data fingerprint
     previous: str | None = None  # stage whose hand-over this one started from
     moment: When = "end"  # when this is judged: an early look may not ask for the last step
+    probes: tuple[Probe, ...] = ()  # taken for this stage, at its own size
+    noise: Noise = Noise()
+    declared: Mapping[str, str] = field(default_factory=dict)  # declared changes against the baseline: what, and why
 
 
 @dataclass(frozen=True)
@@ -117,6 +167,7 @@ class EarlierStage:
     steps: pd.DataFrame
     held_out: pd.DataFrame
     forecast: Mapping[str, Any] | None = None  # what had been registered for it
+    probes: tuple[Probe, ...] = ()  # taken after it or inside its allocation
 
 
 GateFunction = Callable[..., Check]
@@ -171,6 +222,11 @@ class Unusable(Exception):
 class Undecided(Unusable):
     """Sound evidence, but too little of it to say yes or no: :func:`judge` answers NEED_MORE_DATA."""
 
+    def __init__(self, reason: str, measurement: Measurement | None = None) -> None:
+        """Take the reason and, where one is known, the measurement that would decide."""
+        super().__init__(reason)
+        self.measurement = measurement
+
 
 def judge(gate: Gate, evidence: Evidence, thresholds: Mapping[str, Any] | None = None) -> Check:
     """Ask one gate; whatever goes wrong inside it becomes INVALID with the reason, never PASS and never a traceback.
@@ -183,7 +239,14 @@ def judge(gate: Gate, evidence: Evidence, thresholds: Mapping[str, Any] | None =
         check = gate.function(evidence, **given)
     except Undecided as reason:
         more = f"cannot be decided yet: {reason}"
-        return Check(gate.name, Outcome.NEED_MORE_DATA, more, thresholds=policy, next_step="get what is missing")
+        return Check(
+            gate.name,
+            Outcome.NEED_MORE_DATA,
+            more,
+            thresholds=policy,
+            measurement=reason.measurement,
+            next_step=reason.measurement.says if reason.measurement else "get what is missing",
+        )
     except Unusable as reason:
         return _invalid(gate, policy, f"cannot be judged: {reason}")
     except Exception as error:  # a gate that breaks has shown nothing

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks import extrapolation, statistics
+from tasks import statistics
 from tasks.gates import frames
 from tasks.gates.core import Check, Evidence, Outcome, Undecided, Unusable, gate
 
@@ -42,11 +42,11 @@ def _against_curve(
         raise Undecided(f"the reference has {n} run, so its own spread is unknown; `scaleup calibrate` adds more")
     values = np.array([value for value, _ in curves])
     slope = float(np.mean([slope for _, slope in curves]))
-    shift, shift_sd = extrapolation.batch_shift(
-        slope, float(baseline["batch_tokens"]), evidence.stage.batch_tokens, extrapolation.critical_batch(tokens)
+    shift, shift_sd = statistics.batch_shift(
+        slope, float(baseline["batch_tokens"]), evidence.stage.batch_tokens, statistics.critical_batch(tokens)
     )
     excess = loss - float(values.mean()) - shift
-    spread = max(float(values.std(ddof=1)), extrapolation.SIGMA_RUN)
+    spread = max(float(values.std(ddof=1)), statistics.SIGMA_RUN)
     se = math.sqrt(spread**2 * (1 + 1 / n) + shift_sd**2)
     reach = statistics.t_quantile(confidence, n - 1) * se
     decision = statistics.decide(excess - reach, excess + reach, eps, better="lower")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks import extrapolation, statistics
+from tasks import statistics
 from tasks.gates import frames
 from tasks.gates.core import Evidence, StageFacts, Undecided, Unusable
 
@@ -95,12 +95,12 @@ def predict(of: Sequence[Point], reference: StageFacts, target: StageFacts) -> O
     """Predict the target's throughput: shrunk log-linear where tokens a GPU are alike, else T = w b + s (GATES 4.2)."""
     if _alike(reference, target):
         same = [p for p in of if _alike(p.facts, target)]
-        logarithm = extrapolation.weak_scaling([p.facts.gpus for p in same], [p.throughput for p in same], target.gpus)
+        logarithm = statistics.weak_scaling([p.facts.gpus for p in same], [p.throughput for p in same], target.gpus)
         return Outlook(
             logarithm, None, f"weak scaling: log-linear, slope shrunk to a mixture prior, {len(same)} launches"
         )
     try:
-        logarithm = extrapolation.strong_scaling(
+        logarithm = statistics.strong_scaling(
             [per_gpu(p.facts) for p in of], [p.step_seconds for p in of], per_gpu(target)
         )
     except ValueError as error:

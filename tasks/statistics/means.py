@@ -1,4 +1,4 @@
-"""Numbers in, numbers out: means of correlated steps, decisions, predictors. Knows of no file, frame or gate.
+"""Means of correlated steps with their intervals, and the three-way decision on an interval.
 
 scipy is imported where a quantile is needed: whoever only reads the gates' names should not wait for it.
 """
@@ -6,7 +6,6 @@ scipy is imported where a quantile is needed: whoever only reads the gates' name
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -140,55 +139,3 @@ def noise_left(a: ArrayLike, b: ArrayLike) -> float:
     if not apart > 0:
         raise ValueError("neither series moves at all")
     return math.sqrt(float(((x - y) ** 2).mean()) / apart)
-
-
-def spikes(values: ArrayLike, *, window: int = 128, threshold: float = 6.0) -> NDArray[np.bool_]:
-    """Mark steps whose z = (x - median) / (1.4826 MAD) over the ``window`` steps before exceeds ``threshold``.
-
-    GATES 2.6. The first 10 steps have no history and are never marked; a value that is not finite always is.
-    """
-    x = np.asarray(values, dtype=float)
-    marked: NDArray[np.bool_] = ~np.isfinite(x)
-    if x.size <= 10:
-        return marked
-    padded = np.concatenate([np.full(window, np.nan), np.where(marked, np.nan, x)[:-1]])
-    history = np.lib.stride_tricks.sliding_window_view(padded, window)[10 : x.size]
-    rows = np.flatnonzero(np.isfinite(history).sum(axis=1) >= 10)
-    median = np.nanmedian(history[rows], axis=1)
-    mad = np.nanmedian(np.abs(history[rows] - median[:, None]), axis=1)
-    tiny = 1e-12 + 1e-9 * np.abs(median)
-    marked[10 + rows] |= (x[10 + rows] - median) / (1.4826 * mad + tiny) > threshold
-    return marked
-
-
-@dataclass(frozen=True)
-class Predictive:
-    """A mixture of location-scale t distributions, on whatever scale its maker says (``df`` may be infinite)."""
-
-    weights: Array
-    centres: Array
-    scales: Array
-    df: float = 4.0
-
-    def above(self, value: float) -> float:
-        """Probability of at least ``value``."""
-        from scipy.special import ndtr, stdtr
-
-        z = (self.centres - value) / self.scales
-        return float((self.weights * (ndtr(z) if math.isinf(self.df) else stdtr(self.df, z))).sum())
-
-    def quantile(self, p: float) -> float:
-        """Value below which the share ``p`` lies, by bisection."""
-        reach = 1e3 * float(self.scales.max())
-        low, high = float(self.centres.min()) - reach, float(self.centres.max()) + reach
-        return bisect(lambda v: 1.0 - self.above(v) - p, low, high)
-
-
-def bisect(function: Callable[[float], float], low: float, high: float) -> float:
-    """Root of an increasing function between ``low`` and ``high`` to the last bits."""
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if function(middle) < 0 else (low, middle)
-    return 0.5 * (low + high)
