@@ -13,7 +13,7 @@ from tasks.config.files import deep_merge
 
 RUN_KEYS = ("hand_over_steps", "canary_steps")  # of the experiment, which a rehearsal may change
 PACE_KEYS = ("hours", "steps", "tokens")  # of every stage, which a rehearsal may change for all at once
-STAGE_KEYS = (*PACE_KEYS, "batch_sequences", "learning_rate", "gates")
+STAGE_KEYS = (*PACE_KEYS, "batch_sequences", "learning_rate", "gates", "probes", "probe_gpus")
 RECIPE_KEYS = tuple(Recipe.model_fields)
 
 

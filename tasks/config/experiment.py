@@ -188,6 +188,10 @@ class Stage(Strict):
     start: StartChoice | None = None
     layout: Layout | None = None
     gates: dict[str, GateChoice] = Field(description="what must hold, for example finite_loss:", min_length=1)
+    probes: CountOrZero = Field(default=2, description="short extra jobs that undecided gates may ask for")
+    probe_gpus: tuple[Count, ...] = Field(
+        default=(), description="sizes measured inside the stage's allocation before it trains"
+    )
     rehearsal: dict[str, Any] = Field(default_factory=dict)
 
     @property
@@ -273,6 +277,7 @@ class Experiment(Strict):
         default=60, description="steps after the replay that are judged before the rest is spent"
     )
     budget_gpu_hours: Positive | None = None
+    decision_hours: Positive = Field(default=72.0, description="how long an undecided verdict waits for a person")
     train: Recipe = Field(description="the recipe: model, sequence_length, layout, ...")
     rehearsal: dict[str, Any] = Field(default_factory=dict)
     stages: tuple[Stage, ...] = Field(description="a list of stages, ascending in gpus", min_length=1)

@@ -25,6 +25,7 @@ def problems(experiment: Experiment, where: Sequence[Cluster]) -> list[Problem]:
     found = [*_order(experiment), *_budget(experiment)]
     for index, cluster in enumerate(where):
         found += _size(index, experiment.stages[index], cluster)
+        found += _probes(index, experiment.stages[index], cluster)
         found += _start(experiment, index, where)
         found += _stage(experiment, index, as_trained(experiment, index, emulated=False), rehearsed=False)
         if cluster.emulated:
@@ -64,6 +65,16 @@ def _size(index: int, stage: Stage, cluster: Cluster) -> Iterator[Problem]:
             f"{gpus} GPUs are more than the {cluster.gpus} of cluster {cluster.name} "
             f"({cluster.nodes} nodes of {per_node})",
         )
+
+
+def _probes(index: int, stage: Stage, cluster: Cluster) -> Iterator[Problem]:
+    """A probe inside the stage's allocation is smaller than the stage, and takes whole nodes of it."""
+    for gpus in stage.probe_gpus:
+        where = f"stages.{index}.probe_gpus"
+        if gpus >= stage.gpus:
+            yield Problem(where, f"{gpus} GPUs are no less than the stage's {stage.gpus}; name smaller sizes")
+        elif gpus > cluster.gpus_per_node and gpus % cluster.gpus_per_node:
+            yield Problem(where, f"{gpus} GPUs do not fill nodes of {cluster.gpus_per_node} (cluster {cluster.name})")
 
 
 def _start(experiment: Experiment, index: int, where: Sequence[Cluster]) -> Iterator[Problem]:
