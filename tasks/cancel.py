@@ -11,6 +11,7 @@ import time
 from typing import Any, Literal
 
 from tasks.launch import job_of, launcher_of, require_job
+from tasks.measure import end_probes
 from tasks.run import plan_of, runs
 from tasks.stage_dir import StageDir, read_json, write_json
 
@@ -40,6 +41,8 @@ def cancel(stage: StageDir) -> str:
     """End the stage's job if a cause is recorded, sweep up after one that is over, else leave it; say which."""
     if not stage.job.exists():
         return f"{stage.name} was never launched; nothing to cancel"
+    if stage.cause.exists() or stage.promotion.exists():
+        end_probes(stage, "the stage is over")
     with stage.locked("launch"):  # no repair begins a new attempt meanwhile
         return _cancel(stage)
 

@@ -65,7 +65,9 @@ def _climb_stage(stage: StageDir, decided: StagePlan, teller: Teller) -> None:
     from tasks.evaluate import evaluate  # what judges brings pandas and scipy; the command line starts without
     from tasks.forecast import forecast
 
-    forecast(stage)
+    while forecast(stage).get("waiting_for") is not None:
+        teller.show(stage.run)
+        time.sleep(decided.cluster.poll_seconds)
     teller.show(stage.run)
     launch(stage)
     while not look(stage).done:

@@ -23,6 +23,10 @@ class GateFailed(ScaleupError):
     """A verdict other than PASS at the end of a stage."""
 
 
+class DecisionNeeded(GateFailed):
+    """Nothing speaks against a stage, but its gates could not decide: a person may."""
+
+
 class CheckpointUnsound(ScaleupError):
     """A checkpoint does not match its manifest."""
 

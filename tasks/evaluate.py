@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.errors import GateFailed
+from tasks import measure
+from tasks.errors import DecisionNeeded, GateFailed
 from tasks.evidence import evidence
 from tasks.gates import Check, Outcome, judge_all, worst
 from tasks.gates.core import gate_of
@@ -65,7 +66,10 @@ def early(stage: StageDir) -> list[Check]:
 
 
 def evaluate(stage: StageDir) -> Verdict:
-    """Ask all gates, write the verdict and return it; raise GateFailed where it is anything but PASS."""
+    """Ask all gates, write the verdict and return it; raise GateFailed where it is anything but PASS.
+
+    DecisionNeeded, a kind of it, where nothing speaks against the stage and the gates could not decide.
+    """
     decided = plan_of(stage)
     end = judge_all(evidence(stage, "end"), decided.gates)
     started = _kept(stage.forecast) + [c for c in _early(stage) if c.gate not in {e.gate for e in end}]
@@ -82,8 +86,17 @@ def evaluate(stage: StageDir) -> Verdict:
     )
     write_json(stage.verdict, verdict.to_json())
     if verdict.outcome is not Outcome.PASS and not stage.promotion.exists():  # a person may have promoted it by now
-        raise GateFailed(failure(stage, verdict))
+        undecided = verdict.outcome is Outcome.NEED_MORE_DATA
+        raise (DecisionNeeded if undecided else GateFailed)(failure(stage, verdict))
     return verdict
+
+
+def still_measuring(stage: StageDir) -> str | None:
+    """Return what is being measured before the verdict, buying it where a gate is undecided; None when nothing is."""
+    measuring = measure.pending(stage)
+    if measuring is not None:
+        return measuring
+    return measure.buy(stage, judge_all(evidence(stage, "end"), plan_of(stage).gates), "end")
 
 
 def failure(stage: StageDir, verdict: Verdict) -> str:

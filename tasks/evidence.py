@@ -7,6 +7,7 @@ from typing import Any
 from tasks.config import files
 from tasks.gates.core import EarlierStage, Evidence, When
 from tasks.plan import Ladder, StagePlan
+from tasks.probe import taken
 from tasks.records import Metrics, read_metrics
 from tasks.run import ladder_of
 from tasks.stage_dir import StageDir, read_json
@@ -28,6 +29,7 @@ def evidence(stage: StageDir, moment: When = "end") -> Evidence:
         baseline=baseline(stage.run.experiment, fingerprint),
         previous=decided.previous,
         moment=moment,
+        probes=taken(stage, decided, fingerprint),
     )
 
 
@@ -56,7 +58,7 @@ def baseline(experiment: str, fingerprint: str) -> dict[str, Any] | None:
 def _earlier(stage: StageDir, plan: StagePlan) -> EarlierStage:
     metrics = _read(stage, plan)
     facts = plan.facts(fingerprint_of(metrics))
-    return EarlierStage(facts, metrics.steps, metrics.held_out, read_json(stage.forecast))
+    return EarlierStage(facts, metrics.steps, metrics.held_out, read_json(stage.forecast), taken(stage, plan))
 
 
 def _read(stage: StageDir, plan: StagePlan) -> Metrics:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tasks import expectation
+from tasks import expectation, measure
 from tasks.errors import StageRefused
 from tasks.evidence import before, evidence
 from tasks.gates import Check, Evidence, Outcome, judge_all, worst
@@ -17,15 +17,22 @@ from tasks.stage_dir import StageDir, read_json, write_json
 def forecast(stage: StageDir) -> dict[str, Any]:
     """Register the stage's forecast and return it; raise StageRefused where an entry gate or the budget is against it.
 
-    What was registered and passed is never made anew. Where a person gave leave to a refused stage, the refusal stays
-    written and is not raised.
+    Where a gate is undecided and a probe would decide it, ``waiting_for`` says what is being measured: ask again until
+    it is None. What was registered and passed is never made anew. Where a person gave leave to a refused stage, the
+    refusal stays written and is not raised.
     """
     known = read_json(stage.forecast)
     if known is not None and known["outcome"] == Outcome.PASS:
         return known
     if known is None or not stage.leave.exists():
+        measuring = measure.pending(stage)
+        if known is not None and measuring is not None:
+            return {**known, "waiting_for": measuring}
         known = _made(stage)
+        known["waiting_for"] = measure.buy(stage, [Check.from_json(check) for check in known["checks"]], "entry")
         write_json(stage.forecast, known)
+    if known.get("waiting_for") is not None:
+        return known
     if known["outcome"] != Outcome.PASS and not stage.leave.exists():
         raise StageRefused(refusal(stage, [Check.from_json(check) for check in known["checks"]]))
     return known

@@ -12,9 +12,21 @@ from tasks.run import ladder_of
 from tasks.stage_dir import RunDir, StageDir, read_json
 
 State = Literal[
-    "waiting", "forecast", "queued", "running", "judging", "promoting", "promoted", "refused", "stopped", "failed"
+    "waiting",
+    "forecast",
+    "measuring",
+    "queued",
+    "running",
+    "judging",
+    "undecided",
+    "promoting",
+    "promoted",
+    "refused",
+    "stopped",
+    "failed",
 ]
 
+_JUDGED: dict[str, State] = {"PASS": "promoting", "NEED_MORE_DATA": "undecided"}  # the second waits for a person
 ENDED: frozenset[State] = frozenset({"promoted", "refused", "stopped", "failed"})
 
 
@@ -85,16 +97,18 @@ def _state(stage: StageDir, seen: Mapping[str, Any], promotion: Mapping[str, Any
         return "promoted"
     verdict = read_json(stage.verdict)
     if verdict is not None:
-        return "promoting" if verdict.get("outcome") == "PASS" else "failed"
+        return _JUDGED.get(str(verdict.get("outcome")), "failed")
     cause = read_json(stage.cause)
     if cause is not None:
         return "failed" if cause.get("cause") == "job_over" else "stopped"
     if stage.job.exists():
         state = seen.get("state", "queued")
         if state == "succeeded":
-            return "judging"
+            return "measuring" if seen.get("measuring") else "judging"
         return "queued" if state == "queued" else "running"
     forecast = read_json(stage.forecast)
     if forecast is None:
         return "waiting"
+    if forecast.get("waiting_for"):
+        return "measuring"
     return "forecast" if forecast.get("outcome") == "PASS" or stage.leave.exists() else "refused"

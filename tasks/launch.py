@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tasks import plan
+from tasks import probe as probes
 from tasks.config import files
 from tasks.errors import CheckpointUnsound, LaunchFailed, StageRefused
 from tasks.launchers import Job, Launcher
 from tasks.launchers.local import LocalLauncher
 from tasks.run import check_recipe_unchanged, ladder_of
-from tasks.stage_dir import StageDir, home, read_json, write_json
+from tasks.stage_dir import ProbeDir, StageDir, home, read_json, write_json
 from training import manifest
 
 
@@ -66,10 +67,11 @@ def launcher_of(decided: plan.StagePlan) -> Launcher:
     return LocalLauncher(**settings.model_dump())
 
 
-def job_name(stage: StageDir, attempt: int) -> str:
+def job_name(stage: StageDir, attempt: int, probe: str = "") -> str:
     """Return a name that no other job on the cluster has: another installation has another home, and so another id."""
     deployment = hashlib.sha256(str(home()).encode()).hexdigest()[:8]
-    return f"{stage.run.experiment}.{stage.run.run_id}.{stage.name}.{attempt}.{deployment}"
+    what = f"{stage.name}.probe_{probe.replace('.', '_')}" if probe else stage.name
+    return f"{stage.run.experiment}.{stage.run.run_id}.{what}.{attempt}.{deployment}"
 
 
 def _submit(stage: StageDir, decided: plan.StagePlan, launcher: Launcher, before: Job | None, *, begun: float) -> Job:
@@ -79,33 +81,51 @@ def _submit(stage: StageDir, decided: plan.StagePlan, launcher: Launcher, before
     lift_cause(stage)
     orders = plan.train_config(decided, stage.run.run_id, attempt, start)
     write_json(stage.config, orders.to_json())
-    job = _job(stage, decided, attempt)
+    inside = tuple(command_at(probe, decided) for probe in probes.order_inside(stage, decided))
+    name = job_name(stage, attempt)
+    job = job_at(stage, decided, name=name, attempt=attempt, nodes=decided.nodes, hours=decided.hours, before=inside)
     write_json(stage.job, {**job.to_json(), "id": job.name, "submitted": time.time(), "begun": begun})
     launcher.submit(job)
     return job
 
 
-def _job(stage: StageDir, decided: plan.StagePlan, attempt: int) -> Job:
+def job_at(
+    where: StageDir | ProbeDir,
+    decided: plan.StagePlan,
+    *,
+    name: str,
+    attempt: int,
+    nodes: int,
+    hours: float,
+    before: tuple[tuple[str, ...], ...] = (),
+) -> Job:
+    """Return the job that runs the trainer on the orders of a folder, after the commands ``before``."""
     around = decided.cluster.environment
-    python = "python" if around.kind == "venv" else sys.executable
-    fill = {"{python}": python, "{stage_dir}": str(stage.path), "{config}": str(stage.config)}
     return Job(
-        name=job_name(stage, attempt),
+        name=name,
         attempt=attempt,
-        command=fill_in(decided.trainer.command, fill),
-        nodes=decided.nodes,
+        command=command_at(where, decided),
+        nodes=nodes,
         gpus_per_node=decided.cluster.gpus_per_node,
-        hours=decided.hours,
-        folder=str(stage.attempt(attempt)),
-        metrics=str(stage.metrics),
-        checkpoints=str(stage.checkpoints),
+        hours=hours,
+        folder=str(where.attempt(attempt)),
+        metrics=str(where.metrics),
+        checkpoints=str(where.checkpoints),
         cwd=str(files.config_root().parent),
         variables=around.variables,
         setup=around.setup,
         venv=around.venv if around.kind == "venv" else None,
         secrets=around.secrets.names if around.secrets else (),
         secrets_file=around.secrets.file if around.secrets else None,
+        before=before,
     )
+
+
+def command_at(where: StageDir | ProbeDir, decided: plan.StagePlan) -> tuple[str, ...]:
+    """Return the trainer's command for a folder with orders."""
+    python = "python" if decided.cluster.environment.kind == "venv" else sys.executable
+    fill = {"{python}": python, "{stage_dir}": str(where.path), "{config}": str(where.config)}
+    return fill_in(decided.trainer.command, fill)
 
 
 def lift_cause(stage: StageDir) -> None:

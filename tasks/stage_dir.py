@@ -180,6 +180,15 @@ class StageDir:
         """A person's recorded leave to go on although an entry or early gate said no: who, why."""
         return self.path / "leave.json"
 
+    def probe(self, name: str) -> ProbeDir:
+        """Return the folder of one probe by name; it need not exist yet."""
+        return ProbeDir(self.path / "probes" / name)
+
+    @property
+    def probes(self) -> list[ProbeDir]:
+        """The probes ordered so far, by name."""
+        return [ProbeDir(path.parent) for path in sorted((self.path / "probes").glob("*/probe.json"))]
+
     @property
     def hand_over(self) -> Path:
         """Checkpoints of a foreign format, with the manifest that we wrote for them."""
@@ -212,3 +221,44 @@ class StageDir:
     def report_md(self) -> Path:
         """The stage report as text."""
         return self.path / "report.md"
+
+
+@dataclass(frozen=True)
+class ProbeDir:
+    """``gpus_64/probes/gpus_16/``: a short extra job that measures speed, laid out as a stage is."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """``gpus_16``, or ``gpus_64.1`` where it was bought."""
+        return self.path.name
+
+    @property
+    def order(self) -> Path:
+        """Its size and steps, which gate asked for it and why, and whether it runs inside the stage's own job."""
+        return self.path / "probe.json"
+
+    @property
+    def config(self) -> Path:
+        """The trainer's orders."""
+        return self.path / CONFIG
+
+    @property
+    def metrics(self) -> Path:
+        """What the trainer recorded."""
+        return self.path / METRICS
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where a trainer would put checkpoints; a probe needs none."""
+        return self.path / CHECKPOINTS
+
+    @property
+    def job(self) -> Path:
+        """The job that runs it, where it has one of its own."""
+        return self.path / "job.json"
+
+    def attempt(self, number: int) -> Path:
+        """Folder of its job: ``log.txt`` and the launcher's own records."""
+        return self.path / f"attempt_{number}"

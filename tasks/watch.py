@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tasks import tracking
@@ -62,7 +62,18 @@ def look(stage: StageDir, now: float | None = None) -> Look:
             state = _repair(stage, job, seen)
         _stop_if_ended(stage, job, state, decided, seen)
         _stop_if_late(stage, decided, seen, state, now)
-        return _look(stage, decided, state, seen)
+        return _measuring(stage, _look(stage, decided, state, seen), seen)
+
+
+def _measuring(stage: StageDir, now: Look, seen: dict[str, Any]) -> Look:
+    """Keep a stage that has trained open while a probe runs that its gates still need."""
+    if not now.done:
+        return now
+    from tasks.evaluate import still_measuring  # gates bring pandas and scipy, which most looks do without
+
+    line = still_measuring(stage)
+    write_json(stage.watch, {**seen, "measuring": line})
+    return now if line is None else replace(now, done=False, state="measuring", line=f"{stage.name}: {line}")
 
 
 def _read_new(stage: StageDir, state: JobState, now: float) -> dict[str, Any]:

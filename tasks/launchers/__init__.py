@@ -38,6 +38,7 @@ class Job:
     venv: str | None = None  # virtual environment whose python the command means; None: this one's
     secrets: tuple[str, ...] = ()  # names; their values never leave the file, but for the job's own environment
     secrets_file: str | None = None
+    before: tuple[tuple[str, ...], ...] = ()  # commands that run first, in turn; one that fails stops nothing
 
     @property
     def log(self) -> Path:
@@ -54,6 +55,7 @@ class Job:
         known = {f.name: value[f.name] for f in dataclasses.fields(cls) if f.name in value}
         for name in ("command", "setup", "secrets"):
             known[name] = tuple(known.get(name, ()))
+        known["before"] = tuple(tuple(command) for command in known.get("before", ()))
         return cls(**known)
 
 

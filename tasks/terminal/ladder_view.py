@@ -16,9 +16,11 @@ from tasks.stage_dir import RunDir
 _STYLE: Mapping[State, str] = {
     "waiting": "dim",
     "forecast": "cyan",
+    "measuring": "magenta",
     "queued": "cyan",
     "running": "bold blue",
     "judging": "cyan",
+    "undecided": "bold yellow",
     "promoting": "cyan",
     "promoted": "bold green",
     "refused": "bold red",
