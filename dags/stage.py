@@ -1,4 +1,4 @@
-"""The task group of one stage: forecast, launch, watch, evaluate, promote, and the teardowns cancel and report.
+"""The task group of one stage: forecast, launch, watch, evaluate, ask, promote, and the teardowns cancel and report.
 
 A DAG run's state is that of its leaves that are no teardowns. As teardowns, ``cancel`` and ``report`` run whatever
 happened, also after a person's "mark failed", and hide no failed gate.
@@ -10,11 +10,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import XComArg, get_current_context, setup, task, task_group, teardown
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import Param, XComArg, get_current_context, setup, task, task_group, teardown
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from tasks.errors import ScaleupError, StageStopped
-from tasks.patience import failed_by_hand, timeout_seconds
+from tasks.errors import DecisionNeeded, ScaleupError, StageStopped
+from tasks.patience import failed_by_hand, probing_seconds, timeout_seconds
 from tasks.plan import StagePlan
 from tasks.run_id import safe
 
@@ -48,14 +49,16 @@ def stage_group(decided: StagePlan, after: XComArg) -> tuple[XComArg, XComArg]:
 
     @task_group(group_id=name, tooltip=f"{decided.gpus} GPUs on {decided.cluster.name}")
     def group() -> tuple[XComArg, XComArg]:
-        foreseen = _forecast(experiment, name)()
+        foreseen = _forecast(decided)()
         launched = setup(_launch(experiment, name))()
         watched = _watch(decided)()
         evaluated = _evaluate(experiment, name)()
+        asked = _ask(decided)
         promoted = _promote(experiment, name)()
         cancelled = teardown(_cancel(experiment, name))()
         reported = teardown(_report(experiment, name))()
         after >> foreseen >> launched >> watched >> evaluated >> promoted >> cancelled >> reported
+        evaluated >> asked >> promoted
         launched >> cancelled
         promoted >> reported
         return promoted, reported
@@ -63,17 +66,25 @@ def stage_group(decided: StagePlan, after: XComArg) -> tuple[XComArg, XComArg]:
     return group()
 
 
-def _forecast(experiment: str, name: str) -> Any:
+def _forecast(decided: StagePlan) -> Any:
     # none_failed: a stage before this one that is no part of the run is skipped, and does not skip this one.
-    @task(trigger_rule="none_failed")
-    def forecast() -> None:
-        """Write down what the stage should show, and judge the gates that may refuse it before it starts."""
+    @task.sensor(**_looking(decided, probing_seconds(decided) + 600.0), trigger_rule="none_failed")
+    def forecast() -> bool:
+        """Write down what the stage should show, judge the gates that may refuse it, and buy the probes they need."""
         from tasks.forecast import forecast
 
-        _skip_unless_part_of(experiment, name)
-        step(forecast, this_run(experiment).stage(name))
+        _skip_unless_part_of(decided.experiment, decided.name)
+        waiting = step(forecast, this_run(decided.experiment).stage(decided.name)).get("waiting_for")
+        print(waiting or "registered")
+        return waiting is None
 
     return forecast
+
+
+def _looking(decided: StagePlan, timeout: float) -> dict[str, Any]:
+    """Return how a sensor looks: short polls keep their worker, long ones give it back."""
+    every = decided.cluster.poll_seconds
+    return {"poke_interval": every, "mode": "poke" if every < POKE_BELOW_SECONDS else "reschedule", "timeout": timeout}
 
 
 def _launch(experiment: str, name: str) -> Any:
@@ -88,14 +99,10 @@ def _launch(experiment: str, name: str) -> Any:
 
 
 def _watch(decided: StagePlan) -> Any:
-    every = decided.cluster.poll_seconds
-
     @task.sensor(
-        poke_interval=every,
-        mode="poke" if every < POKE_BELOW_SECONDS else "reschedule",
-        timeout=timeout_seconds(decided),
+        **_looking(decided, timeout_seconds(decided)),
         retries=LOOK_RETRIES,
-        retry_delay=timedelta(seconds=max(2.0, every)),
+        retry_delay=timedelta(seconds=max(2.0, decided.cluster.poll_seconds)),
         on_failure_callback=_remember_exception,
     )
     def watch() -> bool:
@@ -113,23 +120,53 @@ def _watch(decided: StagePlan) -> Any:
 
 
 def _evaluate(experiment: str, name: str) -> Any:
-    @task
-    def evaluate() -> None:
-        """Ask all gates, and write the verdict; anything but PASS ends the ladder here."""
-        from tasks.evaluate import evaluate
+    @task.branch
+    def evaluate() -> str:
+        """Ask all gates, and write the verdict: PASS promotes, an undecided one asks a person, any other ends it."""
+        from tasks.evaluate import evaluate, question
+        from tasks.report import report
 
-        step(evaluate, this_run(experiment).stage(name))
+        stage = this_run(experiment).stage(name)
+        try:
+            evaluate(stage)
+        except DecisionNeeded:
+            report(stage)
+            get_current_context()["ti"].xcom_push(key="question", value=question(stage))
+            return f"{name}.ask"
+        except ScaleupError as error:
+            raise AirflowFailException(str(error)) from error
+        return f"{name}.promote"
 
     return evaluate
 
 
+def _ask(decided: StagePlan) -> ApprovalOperator:
+    """Ask a person where the gates could not decide; "no" and no answer in time both end the ladder, red."""
+    name = decided.name
+    why = Param("", type="string", minLength=1, title="Because", description="kept with your name in the promotion")
+    return ApprovalOperator(
+        task_id="ask",
+        subject=f"{decided.experiment}: promote {name}, which its gates could not decide?",
+        body=f"{{{{ ti.xcom_pull(task_ids='{name}.evaluate', key='question') }}}}",
+        params={"because": why},
+        fail_on_reject=True,
+        response_timeout=timedelta(hours=decided.decision_hours),
+        retries=0,  # another try would ask, and wait, once more
+    )
+
+
 def _promote(experiment: str, name: str) -> Any:
-    @task
+    @task(trigger_rule="none_failed_min_one_success")
     def promote() -> None:
         """Verify the checkpoint, keep it in the store, and write the leave for the next stage."""
-        from tasks.promote import promote
+        from tasks.promote import override, promote
 
-        step(promote, this_run(experiment).stage(name))
+        stage, answer = this_run(experiment).stage(name), get_current_context()["ti"].xcom_pull(task_ids=f"{name}.ask")
+        if answer:
+            who = (answer["responded_by_user"] or {}).get("name") or "a person in Airflow"
+            step(override, stage, answer["params_input"].get("because") or "approved in Airflow", who)
+        else:
+            step(promote, stage)
 
     return promote
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tasks import probe as probes
 from tasks.launch import job_at, job_name, launcher_of
 from tasks.launchers import Job
+from tasks.patience import PROBE_HOURS
 from tasks.plan import StagePlan
 from tasks.records import furthest_step
 from tasks.run import plan_of
@@ -92,7 +93,7 @@ def _job(stage: StageDir, decided: StagePlan, probe: ProbeDir) -> Job:
     gpus = int((read_json(probe.order) or {})["gpus"])
     nodes = -(-gpus // decided.cluster.gpus_per_node)
     name = job_name(stage, 1, probe.name)
-    return job_at(probe, decided, name=name, attempt=1, nodes=nodes, hours=min(decided.hours, probes.HOURS))
+    return job_at(probe, decided, name=name, attempt=1, nodes=nodes, hours=min(decided.hours, PROBE_HOURS))
 
 
 def _line(probe: ProbeDir, state: str) -> str:

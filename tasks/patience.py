@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from tasks.plan import StagePlan
 
 REPAIR_HOURS = 1.0  # what attempts after lost ones may add
+PROBE_HOURS = 1.0  # a probe of a few dozen steps that takes longer is broken
 
 
 def timeout_seconds(decided: StagePlan) -> float:
-    """Return how long watching a stage may take: its time in the queue, its hours, and what repairs may add.
+    """Return how long watching a stage may take: in the queue, its hours, what repairs and bought probes may add.
 
     The looks themselves end a stage before that; this is for whoever calls them, whose own limit may be shorter.
     """
-    return 3600.0 * (decided.cluster.queue_hours + decided.hours + REPAIR_HOURS)
+    return 3600.0 * (decided.cluster.queue_hours + decided.hours + REPAIR_HOURS) + probing_seconds(decided)
+
+
+def probing_seconds(decided: StagePlan) -> float:
+    """Return how long all probes that the stage's gates may buy can take, each with its own time in the queue."""
+    return 3600.0 * decided.trained.stage.probes * (decided.cluster.queue_hours + PROBE_HOURS)
 
 
 def failed_by_hand(state: str | None, tries: Sequence[int] | None, exception: str | None) -> bool:

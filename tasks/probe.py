@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tasks.gates.core import Probe, StageFacts
 
 STEPS = 60  # six batches of ten: the least that gives an interval worth the name (GATES 7.2)
-HOURS = 1.0  # a probe that takes longer is broken
 
 
 def order_inside(stage: StageDir, decided: StagePlan) -> list[ProbeDir]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-STEPS = ["forecast", "launch", "watch", "evaluate", "promote", "cancel", "report"]
+STEPS = ["forecast", "launch", "watch", "evaluate", "ask", "promote", "cancel", "report"]
 
 
 def parse(tmp_path, configs=ROOT / "configs", dag_id=None):
@@ -60,6 +60,8 @@ def test_stages_are_groups_of_the_same_steps_in_order(ladder):
     assert set(tasks) == {"start", "report", "outcome", *(f"{s}.{step}" for s in stages for step in STEPS)}
     for stage, after in zip(stages, [*stages[1:], None], strict=True):
         chain = ["forecast", "launch", "watch", "evaluate", "promote", "cancel", "report"]
+        assert tasks[f"{stage}.ask"]["downstream"] == [f"{stage}.promote"]
+        assert f"{stage}.ask" in tasks[f"{stage}.evaluate"]["downstream"]
         for step, then in itertools.pairwise(chain):
             assert f"{stage}.{then}" in tasks[f"{stage}.{step}"]["downstream"]
         assert tasks[f"{stage}.launch"]["setup"]
@@ -119,6 +121,7 @@ def test_running_a_task_reads_no_sibling_and_watch_has_the_limit_of_its_stage(tm
     assert list(seen["dags"]) == ["scale_up_tiny"]
     watch = seen["dags"]["scale_up_tiny"]["tasks"]["gpus_8.watch"]
     assert watch["mode"] == "reschedule"
-    assert watch["timeout"] == 3600 * (200 + 1 + 1)  # queue, the stage's hour, repairs: more than Airflow's 7 days
+    # Queue, the stage's hour, repairs, and two probes with a queue of their own: more than Airflow's 7 days.
+    assert watch["timeout"] == 3600 * (200 + 1 + 1 + 2 * (200 + 1))
     assert not any(path.endswith("broken.yaml") for path in seen["opened"])
     assert seen["broken"] == ""

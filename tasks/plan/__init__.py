@@ -62,6 +62,7 @@ class StagePlan:
     gates: dict[str, dict[str, Any]]  # thresholds by gate; a key may name one again: gate_name
     dropped: tuple[str, ...]  # gates that the experiment drops by name
     hours: float  # limit of the job
+    decision_hours: float  # how long an undecided verdict waits for a person
     tier: int
     seed: int
     trainer: Trainer
@@ -254,6 +255,7 @@ def _plan(
         gates=trained.stage.asked,
         dropped=trained.stage.dropped,
         hours=trained.stage.hours,
+        decision_hours=experiment.decision_hours,
         trained=trained,
         real=real,
         real_learning_rate=_rates(
