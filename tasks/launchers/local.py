@@ -110,10 +110,14 @@ class LocalLauncher:
             **({"VIRTUAL_ENV": str(binaries.parent)} if job.venv else {}),
             **job.variables,
         }
-        command = list(job.command)
-        if job.setup:
-            command = ["bash", "-c", "\n".join(["set -e", *job.setup, 'exec "$@"']), "setup", *command]
-        order = {"command": command, "variables": variables, "grace_seconds": self.grace_seconds}
+
+        def prepared(command: tuple[str, ...]) -> list[str]:
+            if not job.setup:
+                return list(command)
+            return ["bash", "-c", "\n".join(["set -e", *job.setup, 'exec "$@"']), "setup", *command]
+
+        commands = {"command": prepared(job.command), "before": [prepared(command) for command in job.before]}
+        order = {**commands, "variables": variables, "grace_seconds": self.grace_seconds}
         return {**job.to_json(), **order, "restarts": self.restarts, "max_restarts": self.max_restarts}
 
 

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +67,15 @@ class Supervisor:
     def run(self) -> None:
         """Start the job, again and again while that makes sense, and write down how it ended."""
         fruitless = 0
+        for command in self.order.get("before", ()):
+            ended = self.first(command)
+            if ended in ("cancelled", "hours"):
+                return self.finish(ended)
         while not (self.folder / CANCEL).exists():
             before = self.progress()
             self.trim_torn_line()
             try:
-                child = self.start()
+                child = self.start(self.order["command"])
             except (OSError, SecretsUnusable) as error:
                 return self.finish("cannot_start", code=127, detail=str(error))
             ended = self.wait(child)
@@ -94,8 +98,23 @@ class Supervisor:
             self.say(f"the job died by {_name(number)}; restart {self.restarts} of {self.order['max_restarts']}")
         return self.finish("cancelled")
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start the command in a session of its own; it dies with this process, so that none is left unwatched."""
+    def first(self, command: Sequence[str]) -> str:
+        """Run a command that goes before the job's own; whatever becomes of it, the job begins. Say how it ended."""
+        if (self.folder / CANCEL).exists():
+            return "cancelled"
+        try:
+            child = self.start(command)
+        except (OSError, SecretsUnusable) as error:
+            self.say(f"{' '.join(command)} could not be started: {error}")
+            return "cannot_start"
+        ended = self.wait(child)
+        end_job(self.order["name"], self.order["grace_seconds"])
+        if ended == "exited" and child.returncode:
+            self.say(f"{' '.join(command)} ended with {child.returncode}; the job goes on without it")
+        return ended
+
+    def start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start a command in a session of its own; it dies with this process, so that none is left unwatched."""
         order = self.order
         variables = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "_AIRFLOW"))}
         variables |= order["variables"]
@@ -103,7 +122,7 @@ class Supervisor:
         variables[MARK] = order["name"]
         with (self.folder / "log.txt").open("ab") as log:
             return subprocess.Popen(
-                order["command"], cwd=order["cwd"], env=variables, start_new_session=True,
+                command, cwd=order["cwd"], env=variables, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent,
             )  # fmt: skip
 
