@@ -100,7 +100,9 @@ def steps(config: TrainConfig, progress: Progress) -> Iterator[tuple[Span, int]]
 
 
 def due(config: TrainConfig, step: int) -> Purpose | None:
-    """Return why a checkpoint is written after ``step``, if one is."""
+    """Return why a checkpoint is written after ``step``, if one is: nobody goes on from a probe."""
+    if config.spans[-1].phase == "probe":
+        return None
     if step == config.last_step:
         return "final"
     if step == config.hand_over_step:
