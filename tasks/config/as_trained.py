@@ -10,9 +10,10 @@ from typing import Any
 from tasks.config.cluster import Strict
 from tasks.config.experiment import BatchFrom, Experiment, Recipe, Stage
 from tasks.config.files import deep_merge
+from tasks.config.live import Live
 
 RUN_KEYS = ("hand_over_steps", "canary_steps")  # of the experiment, which a rehearsal may change
-PACE_KEYS = ("hours", "steps", "tokens")  # of every stage, which a rehearsal may change for all at once
+PACE_KEYS = ("hours", "steps", "tokens", "live")  # of every stage, which a rehearsal may change for all at once
 STAGE_KEYS = (*PACE_KEYS, "batch_sequences", "learning_rate", "gates", "probes", "probe_gpus")
 RECIPE_KEYS = tuple(Recipe.model_fields)
 
@@ -65,6 +66,8 @@ class AsTrained:
 def as_trained(experiment: Experiment, index: int, emulated: bool) -> AsTrained:
     """Return stage ``index`` as it is trained on real GPUs, or in the place of emulated ones."""
     stage = experiment.stages[index]
+    live = Live.model_validate(deep_merge(dump(experiment.live), dump(stage.live)))
+    stage = stage.model_copy(update={"live": live})
     if not emulated:
         own_layout = {"layout": stage.layout} if stage.layout else {}
         recipe = experiment.train.model_copy(update=own_layout)

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictSt
 
 from tasks.config.cluster import Count, CountOrZero, NotNegative, Part, Positive, Strict, Text
 from tasks.config.errors import plain
+from tasks.config.live import Live
 from training import config as contract
 
 CAPABILITIES = {
@@ -192,6 +193,7 @@ class Stage(Strict):
     probe_gpus: tuple[Count, ...] = Field(
         default=(), description="sizes measured inside the stage's allocation before it trains"
     )
+    live: Live = Live()
     rehearsal: dict[str, Any] = Field(default_factory=dict)
 
     @property
@@ -278,6 +280,7 @@ class Experiment(Strict):
     )
     budget_gpu_hours: Positive | None = None
     decision_hours: Positive = Field(default=72.0, description="how long an undecided verdict waits for a person")
+    live: Live = Field(default=Live(), description="what looks at running stages do about what they see")
     train: Recipe = Field(description="the recipe: model, sequence_length, layout, ...")
     rehearsal: dict[str, Any] = Field(default_factory=dict)
     stages: tuple[Stage, ...] = Field(description="a list of stages, ascending in gpus", min_length=1)

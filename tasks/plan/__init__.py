@@ -21,6 +21,7 @@ from tasks.config.as_trained import AsTrained, as_trained
 from tasks.config.cluster import Cluster
 from tasks.config.errors import Problem, invalid, unknown
 from tasks.config.experiment import Experiment, FromWeights, LearningRateRule, Recipe, Trainer
+from tasks.config.live import Live
 from tasks.config.rules import problems as rule_problems
 from tasks.config.rules import stage_clusters
 from tasks.plan import spans
@@ -61,6 +62,7 @@ class StagePlan:
     throughput_batch_tokens: int  # of the recipe whose speed is recorded
     gates: dict[str, dict[str, Any]]  # thresholds by gate; a key may name one again: gate_name
     dropped: tuple[str, ...]  # gates that the experiment drops by name
+    live: Live  # rules of the looks while it runs
     hours: float  # limit of the job
     decision_hours: float  # how long an undecided verdict waits for a person
     tier: int
@@ -139,6 +141,7 @@ def _plain(stage: StagePlan) -> dict[str, Any]:
     values = {name: getattr(stage, name) for name in names}
     values |= {key: config.dump(values[key]) for key in ("cluster", "recipe", "trainer")}
     values["modelled"] = config.dump(stage.modelled) if stage.modelled else None
+    values["live"] = stage.live.settings
     values["spans"] = [dataclasses.asdict(span) for span in stage.spans]
     values["start"] = dataclasses.asdict(stage.start)
     return values
@@ -254,6 +257,7 @@ def _plan(
         throughput_batch_tokens=real.segments[-1][0] * real.recipe.sequence_length,
         gates=trained.stage.asked,
         dropped=trained.stage.dropped,
+        live=trained.stage.live,
         hours=trained.stage.hours,
         decision_hours=experiment.decision_hours,
         trained=trained,
