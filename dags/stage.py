@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 POKE_BELOW_SECONDS = 30.0
 # What takes a look down (a full disk, a lost database) may take minutes to pass, and a failed look harms no stage.
 LOOK_RETRIES = 10
+NO_REASON = "(no reason given)"
 
 
 def this_run(experiment: str) -> RunDir:
@@ -143,7 +144,8 @@ def _evaluate(experiment: str, name: str) -> Any:
 def _ask(decided: StagePlan) -> ApprovalOperator:
     """Ask a person where the gates could not decide; "no" and no answer in time both end the ladder, red."""
     name = decided.name
-    why = Param("", type="string", minLength=1, title="Because", description="kept with your name in the promotion")
+    # Airflow validates a form's defaults before anyone has seen it, so an empty one may not be forbidden.
+    why = Param(NO_REASON, type="string", minLength=1, title="Because", description="kept with your name")
     return ApprovalOperator(
         task_id="ask",
         subject=f"{decided.experiment}: promote {name}, which its gates could not decide?",
@@ -164,7 +166,7 @@ def _promote(experiment: str, name: str) -> Any:
         stage, answer = this_run(experiment).stage(name), get_current_context()["ti"].xcom_pull(task_ids=f"{name}.ask")
         if answer:
             who = (answer["responded_by_user"] or {}).get("name") or "a person in Airflow"
-            step(override, stage, answer["params_input"].get("because") or "approved in Airflow", who)
+            step(override, stage, answer["params_input"].get("because") or NO_REASON, who)
         else:
             step(promote, stage)
 

@@ -80,6 +80,18 @@ class RealAirflow:
 
         return until(state, seconds)
 
+    def question(self, run, task):
+        """Return what a person is asked, as Airflow would show it."""
+        return self.api.call(f"{self._asked(run, task)}")["body"]
+
+    def answer(self, run, task, option, **said):
+        """Answer as a person does on Airflow's page "Required Actions"."""
+        self.api.call(self._asked(run, task), {"chosen_options": [option], "params_input": said}, "PATCH")
+
+    def _asked(self, run, task):
+        place = f"/dags/scale_up_{run.experiment}/dagRuns/{quote(run.run_id)}/taskInstances/{task}"
+        return f"{place}/-1/hitlDetails"
+
     def kill_service(self, name):
         """Kill -9 a service's main process and wait until another has taken its place."""
         before = self.together.running[name]

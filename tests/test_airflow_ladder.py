@@ -18,6 +18,7 @@ POOR = [{**stage} for stage in STAGES]
 for stage in POOR[1:]:  # to this trainer half the sequences a GPU is half the speed
     stage["batch_sequences"] = stage["gpus"]
 POOR[2]["gates"] = {"finite_loss": {}, "forecast_efficiency": {"reference": "gpus_8", "at_least": 0.9}}
+UNSURE = {**STAGES[0], "probes": 1, "gates": {"finite_loss": {}, "steady_throughput": {"half_width": 0.00001}}}
 QUICK = {"hand_over_steps": 5, "canary_steps": 5, "stages": STAGES}
 
 
@@ -35,6 +36,7 @@ def there(tmp_path_factory, files):
     made.cluster(nodes=125, poll_seconds=0.5)
     made.experiment("plain", **QUICK)
     made.experiment("poor", **{**QUICK, "stages": POOR})
+    made.experiment("unsure", **{**QUICK, "stages": [UNSURE]})
     for name in ("killed", "stopped", "ended"):
         made.experiment(name, **QUICK, settings={"wait_at": 10, "wait_for": str(files / name)})
     (root / "experiments" / "broken.yaml").write_text("cluster: here\nstages: nonsense\n")
@@ -133,3 +135,22 @@ def test_a_person_marks_it_as_failed_and_the_job_ends(there, what):
     assert read_json(stage.attempt(1) / "exit.json")["reason"] == "cancelled"
     assert stage.report_html.exists() and run.report_html.exists()
     assert "gpus_8 was not promoted: it was stopped (person)" in outcome(run).sentence
+
+
+@pytest.mark.parametrize("answer", ["Approve", "Reject"])
+def test_an_undecided_verdict_buys_its_probe_and_then_asks_a_person(there, answer):
+    run = there.trigger("unsure", answer)
+    stage = run.stage("gpus_8")
+    there.wait_for(run, "gpus_8.ask", "awaiting_input")
+    assert read_json(stage.verdict)["outcome"] == "NEED_MORE_DATA" and stage.report_html.exists()
+    assert [probe.name for probe in stage.probes] == ["gpus_8.1"]
+    assert "steady_throughput" in there.question(run, "gpus_8.ask")
+
+    there.answer(run, "gpus_8.ask", answer, because="the noise is the tester's")
+    assert there.ended(run) == {"Approve": "success", "Reject": "failed"}[answer]
+    if answer == "Approve":
+        promotion = read_json(stage.promotion)
+        assert (promotion["by"], promotion["person"]) == ("person", there.api.user)
+        assert promotion["because"] == "the noise is the tester's"
+    else:
+        assert not stage.promotion.exists()
