@@ -1,6 +1,14 @@
 """Numbers in, numbers out: intervals, decisions, detectors, predictors. Knows of no file, frame or gate."""
 
-from tasks.statistics.detection import spikes
+from tasks.statistics.detection import (
+    Baseline,
+    EDetector,
+    TwoTiers,
+    alarm_threshold,
+    fit_baseline,
+    spikes,
+)
+from tasks.statistics.launches import across_launches
 from tasks.statistics.loss_curve import (
     SIGMA_RUN,
     LossForecast,
@@ -36,10 +44,15 @@ __all__ = [
     "SMALLEST_WINDOW",
     "TAILS",
     "Array",
+    "Baseline",
     "Decision",
+    "EDetector",
     "LossForecast",
     "Mean",
     "Predictive",
+    "TwoTiers",
+    "alarm_threshold",
+    "across_launches",
     "batch_length",
     "batch_means",
     "batch_shift",
@@ -47,6 +60,7 @@ __all__ = [
     "critical_batch",
     "decide",
     "effective_tokens",
+    "fit_baseline",
     "forecast_loss",
     "inverse",
     "noise_left",
