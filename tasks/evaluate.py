@@ -10,7 +10,7 @@ from typing import Any
 from tasks import measure
 from tasks.errors import DecisionNeeded, GateFailed
 from tasks.evidence import evidence
-from tasks.gates import Check, Outcome, judge_all, worst
+from tasks.gates import Check, Outcome, enforced, judge_all, worst
 from tasks.gates.core import gate_of
 from tasks.records import read_metrics
 from tasks.run import plan_of
@@ -77,7 +77,7 @@ def evaluate(stage: StageDir) -> Verdict:
     aside = {check.gate for check in started if check.outcome is not Outcome.PASS} if leave else set()
     verdict = Verdict(
         stage=stage.name,
-        outcome=worst([c.outcome for c in (*started, *end) if c.gate not in aside]),
+        outcome=worst([c.outcome for c in enforced((*started, *end)) if c.gate not in aside]),
         checks=(*started, *end),
         time=time.time(),
         policy=decided.gates,
@@ -119,7 +119,8 @@ def question(stage: StageDir) -> str:
 
 def failure(stage: StageDir, verdict: Verdict) -> str:
     """Say which gates were against a stage, by how much, and what to do."""
-    against = [c for c in verdict.checks if c.outcome is not Outcome.PASS and c.gate not in verdict.set_aside]
+    silent = {Outcome.PASS, Outcome.NOT_COMPARABLE} - {verdict.outcome}
+    against = [c for c in enforced(verdict.checks) if c.outcome not in silent and c.gate not in verdict.set_aside]
     lines = "".join(f"\n  {c.gate} says {c.outcome}: {c.reason}\n    {c.next_step}" for c in against)
     said = lines or "\n  no gate was asked, so nothing has been shown; name gates in the experiment's YAML"
     name = f"{stage.run.experiment}/{stage.run.run_id}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from tasks.config import files
-from tasks.gates.core import EarlierStage, Evidence, When
+from tasks.gates.core import EarlierStage, Evidence, Noise, When
 from tasks.plan import Ladder, StagePlan
 from tasks.probe import taken
 from tasks.records import Metrics, read_metrics
@@ -30,6 +33,10 @@ def evidence(stage: StageDir, moment: When = "end") -> Evidence:
         previous=decided.previous,
         moment=moment,
         probes=taken(stage, decided, fingerprint),
+        noise=noise(stage.run.experiment, decided.cluster.name, decided.gpus, fingerprint),
+        declared=declared(stage),
+        following=ladder.stage(decided.next).facts() if decided.next else None,
+        checkpoints=metrics.checkpoints,
     )
 
 
@@ -53,6 +60,50 @@ def baseline(experiment: str, fingerprint: str) -> dict[str, Any] | None:
     if not fingerprint:
         return None
     return read_json(files.config_root() / "baselines" / f"{experiment}_{fingerprint[:12]}.json")
+
+
+def noise(experiment: str, cluster: str, gpus: int, fingerprint: str) -> Noise:
+    """Return what repeats on this cluster have shown, of this size or else of the nearest; nothing where none ran.
+
+    ``configs/baselines/noise_<experiment>_<cluster>_<gpus>gpus.json`` as ``scaleup calibrate`` writes it. A spread of
+    losses is of the data it was measured on, so it counts for that fingerprint alone.
+    """
+    found = dict(_calibrated(experiment, cluster))
+    if not found:
+        return Noise()
+    nearest = min(found, key=lambda size: (abs(math.log(size / gpus)), size))
+    said = read_json(found[nearest]) or {}
+    of_data = not said.get("fingerprint") or said["fingerprint"] == fingerprint
+    return Noise(
+        launch_sd=_spread(said, "launch_sd"),
+        step_sd=_spread(said, "step_sd"),
+        loss_sd=_spread(said, "loss_sd") if of_data else None,
+        repeats=int(said.get("repeats", 0)),
+        source=found[nearest].name + ("" if nearest == gpus else f", the nearest to {gpus} GPUs"),
+    )
+
+
+def _calibrated(experiment: str, cluster: str) -> Iterator[tuple[int, Path]]:
+    """Yield GPUs and file of each size at which repeats were run."""
+    head = f"noise_{experiment}_{cluster}_"
+    for path in sorted((files.config_root() / "baselines").glob(f"{head}*gpus.json")):
+        size = path.name.removeprefix(head).removesuffix("gpus.json")
+        if size.isdigit() and int(size) > 0:
+            yield int(size), path
+
+
+def _spread(said: Mapping[str, Any], key: str) -> float | None:
+    """Return a standard deviation, or None where none was measured: 0 is no measurement of noise."""
+    value = said.get(key)
+    usable = isinstance(value, int | float) and math.isfinite(value) and value > 0
+    return float(value) if usable and value is not None else None
+
+
+def declared(stage: StageDir) -> dict[str, str]:
+    """Return the changes that the run's recipe declares against the baseline, each with its reason."""
+    recipe = read_json(stage.run.recipe) or {}
+    said = recipe.get("experiment", {}).get("declares") or {}
+    return {what: why for what, why in said.items() if why}
 
 
 def _earlier(stage: StageDir, plan: StagePlan) -> EarlierStage:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from tasks import statistics
-from tasks.gates import frames, scaling
+from tasks.gates import frames, launches, scaling
 from tasks.gates.core import EarlierStage, Evidence, Unusable
 from tasks.plan import Ladder, StagePlan
 
@@ -26,8 +26,8 @@ def throughput(evidence: Evidence) -> tuple[dict[str, Any], scaling.Outlook | No
     """Return the forecast of tokens/s/GPU (median, 90% interval) and the predictive behind it."""
     said: dict[str, Any] = {"unit": "tokens/s/GPU", "probability": 0.9}
     try:
-        points = scaling.points(evidence)
-        outlook = scaling.predict(points, points[-1].facts, evidence.stage)
+        points = launches.points(evidence)
+        outlook = scaling.predict(points, launches.newest(points).facts, evidence.stage)
     except (Unusable, ValueError) as reason:
         return {**said, **UNKNOWN, "says": f"unknown: {reason}"}, None
     low, median, high = (outlook.quantile(p) for p in (0.05, 0.5, 0.95))
@@ -164,13 +164,14 @@ def price_of_error(
     unknown = {"p_right": None, "error_gpu_hours": None, "probe_gpu_hours": None}
     if outlook is None:
         return {**unknown, "says": "unknown before anything was measured"}
-    last = scaling.points(evidence)[-1]
+    points = launches.points(evidence)
+    last = launches.newest(points)
     policy = decided.gates.get("forecast_efficiency", {})
     bar, name = float(policy.get("at_least", 0.9)), str(policy.get("reference", last.facts.name))
-    reference = next((p for p in scaling.points(evidence) if p.facts.name == name), last)
+    reference = next((p for p in points if p.facts.name == name), last)
     median = outlook.quantile(0.5)
     steps = decided.real.canary_steps + (decided.real.hand_over_steps if decided.steps_in("replay") else 0)
-    canary = steps * scaling.per_gpu(evidence.stage) / median * decided.gpus / 3600.0
+    canary = steps * launches.per_gpu(evidence.stage) / median * decided.gpus / 3600.0
     probe = decided.real.canary_steps * last.step_seconds * last.facts.gpus / 3600.0
     return {
         "p_right": outlook.above(bar * reference.throughput),

@@ -8,7 +8,7 @@ from typing import Any
 from tasks import expectation, measure
 from tasks.errors import StageRefused
 from tasks.evidence import before, evidence
-from tasks.gates import Check, Evidence, Outcome, judge_all, worst
+from tasks.gates import Check, Evidence, Outcome, enforced, judge_all, worst
 from tasks.plan import Ladder, StagePlan
 from tasks.run import ladder_of
 from tasks.stage_dir import StageDir, read_json, write_json
@@ -40,7 +40,7 @@ def forecast(stage: StageDir) -> dict[str, Any]:
 
 def refusal(stage: StageDir, checks: list[Check]) -> str:
     """Say what refused a stage, by how much, and what to do."""
-    against = [check for check in checks if check.outcome is not Outcome.PASS]
+    against = [check for check in enforced(checks) if check.outcome is not Outcome.PASS]
     lines = "".join(f"\n  {c.gate} says {c.outcome}: {c.reason}\n    {c.next_step}" for c in against)
     name = f"{stage.run.experiment}/{stage.run.run_id}"
     return (
@@ -69,7 +69,7 @@ def _made(stage: StageDir) -> dict[str, Any]:
         "uninterrupted": expectation.uninterrupted(decided, spent["wall_seconds"]),
         "wrong": expectation.price_of_error(seen, decided, outlook, spent),
         "checks": [check.to_json() for check in checks],
-        "outcome": str(worst([c.outcome for c in checks]) if checks else Outcome.PASS),
+        "outcome": str(worst([c.outcome for c in enforced(checks)]) if enforced(checks) else Outcome.PASS),
     }
 
 

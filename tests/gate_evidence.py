@@ -24,6 +24,8 @@ def facts(name: str = "gpus_8", gpus: int = 8, *, per_gpu: int = 4096, index: in
         "throughput_batch_tokens": per_gpu * gpus,
         "batch_tokens": 8192,
         "tier": min(2, len(str(gpus)) - 1),
+        "tier_ends": (8, 64, 1024),
+        "memory_gib_per_gpu": 80.0,
         "seed": 1,
         "fingerprint": "f" * 64,
         "first_step": 1 + STEPS * index,
@@ -105,6 +107,6 @@ def third_stage_entry(slope: float, *, seed: int = 0, sd: float = 0.0001, **targ
         speed = 100.0 * float(np.exp(slope * np.log2(gpus / 8)))
         stages[of.name] = EarlierStage(of, steps(of, speed, seed=seed, sd=sd), held_out(of, 5.5, 3.1, 3.2))
     empty = pd.DataFrame({"step": [], "tokens": [], "loss": [], "step_seconds": [], "phase": []})
-    stage = facts("gpus_1000", 1000, index=2, **target)
+    stage = facts("gpus_1000", 1000, index=2, **{"asks_canary": True, "steps_at_stake": 120, **target})
     rows = pd.DataFrame({"step": [], "tokens": [], "loss": [], "at": []})
     return Evidence(stage, empty, rows, stages, previous="gpus_64", moment="entry")

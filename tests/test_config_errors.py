@@ -11,12 +11,13 @@ from config_texts import CLUSTER, EXPERIMENT
 from tasks import config
 from tasks.errors import ConfigInvalid
 from tasks.gates import REGISTRY
+from tasks.gates.core import OPTIONS
 from training.config import OPTIONAL
 
 CASES = yaml.safe_load((Path(__file__).parent / "config_errors.yaml").read_text())
 STANDS_FOR = {
     "GATES": sorted(REGISTRY),
-    "THRESHOLDS": sorted(REGISTRY["scaling_efficiency"].thresholds),
+    "THRESHOLDS": sorted([*REGISTRY["scaling_efficiency"].thresholds, *OPTIONS]),
     "CAPABILITIES": sorted([*config.CAPABILITIES, *OPTIONAL]),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -14,9 +14,11 @@ from gate_evidence import facts, held_out, second_stage, third_stage_entry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.gates import REGISTRY, Check, EarlierStage, Evidence, Gate, Outcome, Unusable, judge, worst
+from tasks.gates import REGISTRY, Check, EarlierStage, Evidence, Gate, Outcome, Unusable, enforced, judge, worst
+from tasks.gates.core import OPTIONS
 
 NAMES = sorted(REGISTRY)
+LITERALS: tuple[Any, ...] = ()
 THRESHOLDS: dict[str, dict[str, Any]] = {
     "scaling_efficiency": {"reference": "gpus_8"},
     "forecast_efficiency": {"reference": "gpus_64"},
@@ -44,7 +46,7 @@ def damaged(evidence: Evidence, spoil: Any) -> Evidence:
 def test_the_gates_of_the_ladder():
     assert set(NAMES) == {
         "canary", "finite_loss", "forecast_efficiency", "loss_near_baseline",
-        "replay_parity", "resume_parity", "scaling_efficiency", "steady_throughput",
+        "replay_parity", "resume_parity", "scaling_efficiency", "stall_free", "steady_throughput",
     }  # fmt: skip
 
 
@@ -54,7 +56,10 @@ def test_a_gate_claims_something_and_its_thresholds_are_typed(name: str):
     assert gate.claim.endswith(".")
     assert gate.needs
     assert gate.when in gate.moments
-    assert all(p.annotation in ("float", "int", "str") for p in gate.thresholds.values())
+    hints = get_type_hints(gate.function)  # of Annotated[float, Gt(0)] the type alone
+    assert {hints[key] for key in gate.thresholds} <= {float, int, str, float | None, str | None, *LITERALS}
+    assert {key for pair in gate.ordered for key in pair} | set(gate.any_of) <= set(gate.thresholds)
+    assert not set(gate.thresholds) & set(OPTIONS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -182,3 +187,19 @@ def test_the_worst_of_checks_is_the_verdict():
     for i, outcome in enumerate(order):
         assert worst(order[: i + 1]) is outcome
     assert worst([]) is Outcome.INVALID
+    assert worst([Outcome.NOT_COMPARABLE, Outcome.PASS]) is Outcome.PASS
+    assert worst([Outcome.NOT_COMPARABLE]) is Outcome.NOT_COMPARABLE
+
+
+def test_a_shadow_is_judged_and_shown_and_does_not_count():
+    def refusing(evidence: Evidence, *, limit: float = 2.0) -> Check:
+        return Check("refusing", Outcome.FAIL, f"more than {limit}")
+
+    gate = Gate("refusing", refusing, "end", ("loss",))
+    evidence = Evidence(facts(), pd.DataFrame(), pd.DataFrame())
+    check = judge(gate, evidence, {"shadow": True, "limit": 3.0})
+    assert (check.outcome, check.reason, check.thresholds, check.shadow) == (
+        Outcome.FAIL, "more than 3.0", {"limit": 3.0}, True,
+    )  # fmt: skip
+    counted = judge(gate, evidence, {"shadow": False})
+    assert enforced([check, counted]) == [counted]

@@ -48,9 +48,13 @@ def test_a_periodic_stall_hides_from_the_median_but_not_from_the_mean():
     evidence = second_stage()
     frame = evidence.steps
     frame.loc[frame["step"] % 10 == 0, "step_seconds"] *= 2
-    check = ask("steady_throughput", replace(evidence, steps=frame))
-    assert "times the median, so some steps stall" in check.reason
-    assert check.estimate == pytest.approx(97.0 / 1.1, rel=0.01)
+    slower = ask("steady_throughput", replace(evidence, steps=frame))
+    assert slower.estimate == pytest.approx(97.0 / 1.1, rel=0.01)
+    check = ask("stall_free", replace(evidence, steps=frame))
+    assert check.outcome is Outcome.FAIL
+    assert check.estimate == pytest.approx(1.1, rel=0.01)
+    assert "7 of 70 more than half as long again" in check.reason
+    assert ask("stall_free", second_stage()).outcome is Outcome.PASS
 
 
 def test_tokens_per_gpu_second_goes_before_step_seconds():

@@ -86,8 +86,8 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel], location: tuple[str 
     meaning = _meaning(model, location)
     if kind == "missing":
         return f"is missing ({meaning})" if meaning else "is missing"
-    if kind in _BOUNDS:
-        return f"must be {_BOUNDS[kind]} {limits[_BOUND_KEYS[kind]]:g}, not {plain(value)}"
+    if kind in BOUNDS:
+        return f"must be {BOUNDS[kind]} {limits[BOUND_KEYS[kind]]:g}, not {plain(value)}"
     if kind in _WANTED:
         return f"must be {_WANTED[kind]}, not {plain(value)}{_hint(kind, value)}"
     if kind == "literal_error":
@@ -101,13 +101,13 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel], location: tuple[str 
     return f"{detail['msg']}, not {plain(value)}"
 
 
-_BOUNDS = {
+BOUNDS = {
     "greater_than": "greater than",
     "greater_than_equal": "at least",
     "less_than": "less than",
     "less_than_equal": "at most",
 }
-_BOUND_KEYS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+BOUND_KEYS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
 _WANTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",

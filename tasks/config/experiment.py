@@ -209,12 +209,13 @@ class Stage(Strict):
 
     @property
     def asked(self) -> dict[str, Thresholds]:
-        """Each gate that is judged and its thresholds; asked again, a gate's key ends in its other reference stage."""
+        """Each gate that is judged and its thresholds; asked again, a gate's key ends in what tells it apart."""
         found: dict[str, Thresholds] = {}
         for name, chosen in self.gates.items():
             for index, thresholds in enumerate(chosen if isinstance(chosen, list) else [chosen]):
                 if not isinstance(thresholds, str):
-                    found[f"{name}.{thresholds.get('reference', index)}" if index else name] = thresholds
+                    key = f"{name}.{thresholds.get('reference', thresholds.get('metric', index))}" if index else name
+                    found[f"{key}.{index}" if key in found else key] = thresholds
         return found
 
     @property
@@ -265,6 +266,13 @@ def _trainer(value: Any) -> Any:
     return value
 
 
+class Declares(Strict):
+    """Changes against earlier runs, whose losses are then no measure of this one's; each says why."""
+
+    data: Text | None = Field(default=None, description="why the data mix differs")
+    gpu_type: Text | None = Field(default=None, description="why the GPUs are of another type")
+
+
 class Experiment(Strict):
     """A recipe and the stages that prove it at growing scale."""
 
@@ -279,6 +287,7 @@ class Experiment(Strict):
         default=60, description="steps after the replay that are judged before the rest is spent"
     )
     budget_gpu_hours: Positive | None = None
+    declares: Declares = Field(default=Declares(), description="changes against the stored baseline, and why")
     decision_hours: Positive = Field(default=72.0, description="how long an undecided verdict waits for a person")
     live: Live = Field(default=Live(), description="what looks at running stages do about what they see")
     train: Recipe = Field(description="the recipe: model, sequence_length, layout, ...")

@@ -5,7 +5,9 @@ The gates' signatures are their schema, so this reads them; the import is late b
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import math
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.config.errors import Problem, plain, unknown
+from tasks.config.errors import BOUND_KEYS, BOUNDS, Problem, plain, unknown
 from tasks.config.experiment import CAPABILITIES, Trainer
 from tasks.config.files import deep_merge
 from training.config import OPTIONAL
@@ -70,6 +72,8 @@ def _gates(where: str, gates: Mapping[str, Any], place: _Place) -> Iterator[Prob
     for name, chosen in gates.items():
         if name not in REGISTRY:
             yield Problem(where, unknown("gate", name, sorted(REGISTRY)))
+            for close in difflib.get_close_matches(name, sorted(REGISTRY), n=1):  # its thresholds may be misspelt too
+                yield from _unknown_thresholds(f"{where}.{name}", REGISTRY[close], chosen)
         elif chosen != "dropped":
             yield from _gate(f"{where}.{name}", REGISTRY[name], chosen, place)
 
@@ -82,10 +86,16 @@ def _gate(where: str, gate: Gate, chosen: Any, place: _Place) -> Iterator[Proble
         )
         return
     yield from _fed(where, gate, place.trainer)
+    for place_of_one, thresholds in _each(where, chosen):
+        yield from _thresholds(place_of_one, gate, thresholds, place)
+
+
+def _each(where: str, chosen: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the place and the thresholds of each time a gate is asked."""
     several = isinstance(chosen, list)
     for index, thresholds in enumerate(chosen if several else [chosen]):
         if thresholds is None or isinstance(thresholds, Mapping):
-            yield from _thresholds(f"{where}.{index}" if several else where, gate, thresholds or {}, place)
+            yield (f"{where}.{index}" if several else where), thresholds or {}
 
 
 def _fed(where: str, gate: Gate, trainer: Trainer | None) -> list[Problem]:
@@ -99,21 +109,45 @@ def _fed(where: str, gate: Gate, trainer: Trainer | None) -> list[Problem]:
 
 
 def _thresholds(where: str, gate: Gate, chosen: Mapping[str, Any], place: _Place) -> list[Problem]:
-    """Compare thresholds with the gate's keyword parameters: names, types, and that stages named come earlier."""
-    problems = []
-    hints = typing.get_type_hints(gate.function)
-    for key, value in chosen.items():
-        if key not in gate.thresholds:
-            problems.append(Problem(where, unknown("threshold", key, sorted(gate.thresholds))))
-        elif (wrong := _type(hints.get(key, Any), value)) is not None:
+    """Compare thresholds with the gate's keyword parameters: names, types, bounds, and stages that come earlier."""
+    from tasks.gates.core import OPTIONS
+
+    problems = list(_unknown_thresholds(where, gate, chosen))
+    hints = typing.get_type_hints(gate.function, include_extras=True) | OPTIONS
+    sound = {}
+    for key in (key for key in chosen if key in gate.thresholds or key in OPTIONS):
+        wrong = _wrong(hints.get(key, Any), chosen[key])
+        if wrong is not None:
             problems.append(Problem(f"{where}.{key}", wrong))
-        elif isinstance(value, str) and key == "reference" and value not in place.earlier:
-            problems.append(Problem(f"{where}.{key}", f"{value!r} is no earlier stage; {_earlier(place)}"))
+        elif key == "reference" and chosen[key] not in place.earlier:
+            problems.append(Problem(f"{where}.{key}", f"{chosen[key]!r} is no earlier stage; {_earlier(place)}"))
+        else:
+            sound[key] = chosen[key]
     for key, parameter in gate.thresholds.items():
         if parameter.default is inspect.Parameter.empty and key not in chosen:
             remedy = f"; {_earlier(place)}" if key == "reference" else ""
             problems.append(Problem(where, f"needs the threshold {key}{remedy}"))
-    return problems
+    return problems + list(_between(where, gate, sound, chosen))
+
+
+def _unknown_thresholds(where: str, gate: Gate, chosen: Any) -> Iterator[Problem]:
+    from tasks.gates.core import OPTIONS
+
+    there = sorted([*gate.thresholds, *OPTIONS])
+    for place, thresholds in _each(where, chosen):
+        yield from (Problem(place, unknown("threshold", key, there)) for key in thresholds if key not in there)
+
+
+def _between(where: str, gate: Gate, sound: Mapping[str, Any], chosen: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield what is wrong between thresholds that are fine each on its own, the defaults among them."""
+    if gate.any_of and not any(key in chosen for key in gate.any_of):
+        yield Problem(where, f"needs the threshold {' or '.join(gate.any_of)}")
+    for low, high in gate.ordered:
+        values = [sound.get(key, None if key in chosen else gate.thresholds[key].default) for key in (low, high)]
+        if (low in sound or high in sound) and None not in values and values[0] > values[1]:
+            key, verb, other = (low, "at most", high) if low in sound else (high, "at least", low)
+            limit = values[1] if low in sound else values[0]
+            yield Problem(f"{where}.{key}", f"must be {verb} {other}, {limit:g}, not {plain(chosen[key])}")
 
 
 def _earlier(place: _Place) -> str:
@@ -122,17 +156,28 @@ def _earlier(place: _Place) -> str:
     return f"before {place.name} {'comes' if len(place.earlier) == 1 else 'come'} {', '.join(place.earlier)}"
 
 
-def _type(hint: Any, value: Any) -> str | None:
-    """Return what is wrong with a threshold's type, if anything."""
+def _wrong(hint: Any, value: Any) -> str | None:
+    """Return what is wrong with a threshold's type or size, if anything."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"must be a finite number, not {plain(value)}"
     try:
         TypeAdapter(hint).validate_python(value, strict=True)
-    except ValidationError:
-        name = getattr(hint, "__name__", str(hint)) if isinstance(hint, type) else str(hint)
-        said = {"float": "a number", "int": "a whole number", "str": "text", "bool": "true or false"}.get(name, name)
-        return f"must be {said}, not {plain(value)}"
-    if isinstance(value, float) and value != value:
-        return "must be a finite number, not nan"
+    except ValidationError as error:
+        found = error.errors()[0]
+        if found["type"] in BOUNDS:
+            return f"must be {BOUNDS[found['type']]} {found['ctx'][BOUND_KEYS[found['type']]]:g}, not {plain(value)}"
+        return f"must be {_meant(hint)}, not {plain(value)}"
     return None
+
+
+def _meant(hint: Any) -> str:
+    """Say in words what type a threshold has."""
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(map(str, typing.get_args(hint)))
+    parts = [part for part in typing.get_args(hint) if part is not type(None)]
+    if parts:  # Annotated[float, Gt(0)], or float | None
+        return _meant(parts[0])
+    return {float: "a number", int: "a whole number", str: "text", bool: "true or false"}.get(hint, str(hint))
 
 
 def capability_problems(trainer: Trainer) -> list[Problem]:

@@ -1,6 +1,6 @@
 """All gates by name: importing this package fills :data:`REGISTRY`, from which YAML, reports and ``load()`` read."""
 
-from tasks.gates import loss, recovery, stability, throughput
+from tasks.gates import efficiency, loss, recovery, stability, throughput
 from tasks.gates.core import (
     REGISTRY,
     Check,
@@ -14,6 +14,7 @@ from tasks.gates.core import (
     StageFacts,
     Unusable,
     When,
+    enforced,
     gate,
     judge,
     judge_all,
@@ -33,6 +34,8 @@ __all__ = [
     "StageFacts",
     "Unusable",
     "When",
+    "efficiency",
+    "enforced",
     "gate",
     "judge",
     "judge_all",

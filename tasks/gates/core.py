@@ -7,10 +7,35 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:  # DAG files read the gates' names and thresholds at every parse: no frames for that
-    import pandas as pd
+from tasks.gates.facts import EarlierStage, Evidence, Noise, Probe, StageFacts, When
+
+__all__ = [
+    "OPTIONS",
+    "REGISTRY",
+    "Check",
+    "EarlierStage",
+    "Evidence",
+    "Gate",
+    "Measurement",
+    "Noise",
+    "Outcome",
+    "Probe",
+    "StageFacts",
+    "Undecided",
+    "Unusable",
+    "When",
+    "enforced",
+    "gate",
+    "gate_of",
+    "judge",
+    "judge_all",
+    "worst",
+]
+
+OPTIONS: dict[str, type] = {"shadow": bool}
+"""What a YAML file may say of any gate beside its thresholds. shadow: asked and shown, but not enforced."""
 
 
 class Outcome(StrEnum):
@@ -20,16 +45,11 @@ class Outcome(StrEnum):
     NEED_MORE_DATA = "NEED_MORE_DATA"
     INVALID = "INVALID"
     FAIL = "FAIL"
-    NOT_COMPARABLE = (
-        "NOT_COMPARABLE"  # by a declared change: nothing shown, nothing held against it
-    )
+    NOT_COMPARABLE = "NOT_COMPARABLE"  # by a declared change: nothing shown, nothing held against it
 
 
 # GATES: a verdict is its worst check. FAIL says more than INVALID, which says more than NEED_MORE_DATA.
 _BADNESS = {Outcome.PASS: 1, Outcome.NEED_MORE_DATA: 2, Outcome.INVALID: 3, Outcome.FAIL: 4, Outcome.NOT_COMPARABLE: 0}
-
-When = Literal["entry", "early", "end"]
-"""entry: before the stage starts; early: while it runs, once canary records are there; end: after its last step."""
 
 
 def worst(outcomes: Sequence[Outcome]) -> Outcome:
@@ -106,68 +126,9 @@ class Check:
         return cls(**plain)
 
 
-@dataclass(frozen=True)
-class StageFacts:
-    """What a gate may know of a stage beside its metrics."""
-
-    name: str
-    gpus: int
-    nodes: int
-    emulated: bool
-    throughput_batch_tokens: int  # tokens a step of the recipe whose speed is recorded: tells weak from strong scaling
-    batch_tokens: int  # tokens a step that is really trained (the last batch of the stage)
-    tier: int  # network tiers that the stage spans: 0 inside one node, 1 between nodes, 2 beyond a leaf, ...
-    seed: int
-    fingerprint: str = ""  # of the data
-    first_step: int = 0  # steps before it belong to earlier stages (replay repeats them)
-    last_step: int = 0
-
-
-@dataclass(frozen=True)
-class Noise:
-    """What repeats at one scale have shown (``scaleup calibrate``); None where a gate must go by its prior."""
-
-    launch_sd: float | None = None  # relative sd of throughput from launch to launch
-    step_sd: float | None = None  # relative sd of a step's seconds within a launch
-    loss_sd: float | None = None  # nats; sd of the held-out loss from run to run at equal tokens
-    repeats: int = 0
-    source: str = ""  # file it was read from
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A short extra job that measured speed: its facts (``gpus`` is its own size) and its step records."""
-
-    facts: StageFacts
-    steps: pd.DataFrame
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Everything a gate may look at. Frames are as :func:`tasks.records.Metrics` gives them."""
-
-    stage: StageFacts
-    steps: pd.DataFrame  # this stage's step records, last attempt of each; empty before it starts
-    held_out: pd.DataFrame  # this stage's held-out rows
-    earlier: Mapping[str, EarlierStage] = field(default_factory=dict)  # in ladder order, all stages before this one
-    forecast: Mapping[str, Any] | None = None  # forecast.json of this stage
-    baseline: Mapping[str, Any] | None = None  # stored reference curve for the same data fingerprint
-    previous: str | None = None  # stage whose hand-over this one started from
-    moment: When = "end"  # when this is judged: an early look may not ask for the last step
-    probes: tuple[Probe, ...] = ()  # taken for this stage, at its own size
-    noise: Noise = Noise()
-    declared: Mapping[str, str] = field(default_factory=dict)  # declared changes against the baseline: what, and why
-
-
-@dataclass(frozen=True)
-class EarlierStage:
-    """A stage before the one in question, as evidence."""
-
-    facts: StageFacts
-    steps: pd.DataFrame
-    held_out: pd.DataFrame
-    forecast: Mapping[str, Any] | None = None  # what had been registered for it
-    probes: tuple[Probe, ...] = ()  # taken after it or inside its allocation
+def enforced(checks: Sequence[Check]) -> list[Check]:
+    """Return the checks that count: a shadow's answer is shown, and neither promotes nor stops."""
+    return [check for check in checks if not check.shadow]
 
 
 GateFunction = Callable[..., Check]
@@ -182,6 +143,8 @@ class Gate:
     when: When
     needs: tuple[str, ...]  # fields of records, or capabilities: replay, held_out
     also: tuple[When, ...] = ()  # further moments at which the claim is judged
+    ordered: tuple[tuple[str, str], ...] = ()  # thresholds of which the first may not exceed the second
+    any_of: tuple[str, ...] = ()  # thresholds of which one at least must be given
 
     @property
     def claim(self) -> str:
@@ -202,14 +165,21 @@ class Gate:
 REGISTRY: dict[str, Gate] = {}
 
 
-def gate(*, when: When, needs: Sequence[str] = (), also: Sequence[When] = ()) -> Callable[[GateFunction], GateFunction]:
+def gate(
+    *,
+    when: When,
+    needs: Sequence[str] = (),
+    also: Sequence[When] = (),
+    ordered: Sequence[tuple[str, str]] = (),
+    any_of: Sequence[str] = (),
+) -> Callable[[GateFunction], GateFunction]:
     """Register a function ``(evidence, *, thresholds...) -> Check`` as the gate of the same name."""
 
     def register(function: GateFunction) -> GateFunction:
         name = function.__name__
         if name in REGISTRY:
             raise ValueError(f"two gates are called {name!r}")
-        REGISTRY[name] = Gate(name, function, when, tuple(needs), tuple(also))
+        REGISTRY[name] = Gate(name, function, when, tuple(needs), tuple(also), tuple(ordered), tuple(any_of))
         return function
 
     return register
@@ -228,34 +198,42 @@ class Undecided(Unusable):
         self.measurement = measurement
 
 
-def judge(gate: Gate, evidence: Evidence, thresholds: Mapping[str, Any] | None = None) -> Check:
-    """Ask one gate; whatever goes wrong inside it becomes INVALID with the reason, never PASS and never a traceback.
+def judge(gate: Gate, evidence: Evidence, asked: Mapping[str, Any] | None = None) -> Check:
+    """Ask one gate, with thresholds and :data:`OPTIONS` as a YAML file has them.
 
-    The only place where a gate is called: a number in the answer that is not finite makes a PASS INVALID too.
+    Whatever goes wrong inside becomes INVALID with the reason, never PASS and never a traceback. The only place where
+    a gate is called: a number in the answer that is not finite makes a PASS INVALID too.
     """
-    given = dict(thresholds or {})
+    given = {key: value for key, value in (asked or {}).items() if key not in OPTIONS}
     policy = {n: given.get(n, None if p.default is p.empty else p.default) for n, p in gate.thresholds.items()}
+    check = _answer(gate, evidence, given)
+    numbers = [v for v in (check.estimate, check.limit, *(check.interval or ())) if v is not None]
+    if check.outcome is Outcome.PASS and not all(math.isfinite(v) for v in numbers):
+        said = f"cannot be judged: {check.reason} (a number is not finite)"
+        check = replace(check, outcome=Outcome.INVALID, reason=said)
+    return replace(check, gate=gate.name, thresholds=policy, shadow=bool((asked or {}).get("shadow", False)))
+
+
+def _answer(gate: Gate, evidence: Evidence, given: Mapping[str, Any]) -> Check:
+    """Call the gate; a refusal and a bug become a check as well."""
+    import numpy as np
+
     try:
-        check = gate.function(evidence, **given)
+        with np.errstate(all="ignore"):  # what comes of 1e300 is judged below, and nobody's log is filled with it
+            return gate.function(evidence, **given)
     except Undecided as reason:
-        more = f"cannot be decided yet: {reason}"
+        said = reason.measurement.says if reason.measurement else "get what is missing"
         return Check(
             gate.name,
             Outcome.NEED_MORE_DATA,
-            more,
-            thresholds=policy,
+            f"cannot be decided yet: {reason}",
             measurement=reason.measurement,
-            next_step=reason.measurement.says if reason.measurement else "get what is missing",
+            next_step=said,
         )
     except Unusable as reason:
-        return _invalid(gate, policy, f"cannot be judged: {reason}")
+        return _invalid(gate, f"cannot be judged: {reason}")
     except Exception as error:  # a gate that breaks has shown nothing
-        return _invalid(gate, policy, f"cannot be judged: the gate broke with {type(error).__name__}: {error}")
-    check = replace(check, gate=gate.name, thresholds=policy)
-    numbers = [v for v in (check.estimate, check.limit, *(check.interval or ())) if v is not None]
-    if check.outcome is Outcome.PASS and any(math.isnan(v) for v in numbers):
-        return replace(check, outcome=Outcome.INVALID, reason=f"cannot be judged: {check.reason} (a number is NaN)")
-    return check
+        return _invalid(gate, f"cannot be judged: the gate broke with {type(error).__name__}: {error}")
 
 
 def judge_all(evidence: Evidence, policy: Mapping[str, Mapping[str, Any]]) -> list[Check]:
@@ -276,11 +254,10 @@ def gate_of(key: str) -> Gate:
     return REGISTRY[key.partition(".")[0]]
 
 
-def _invalid(gate: Gate, policy: Mapping[str, Any], reason: str) -> Check:
+def _invalid(gate: Gate, reason: str) -> Check:
     return Check(
         gate.name,
         Outcome.INVALID,
         reason,
-        thresholds=policy,
         next_step="look at the stage's metrics.jsonl: without sound records nothing has been shown",
     )

@@ -80,16 +80,12 @@ def seconds(frame: pd.DataFrame, facts: StageFacts, what: str) -> statistics.Arr
 
 
 def measured(
-    of: Recorded,
-    facts: StageFacts,
-    *,
-    phases: tuple[str, ...] = ("train",),
-    launch_sd: float = statistics.LAUNCH_SD,
-    confidence: float,
+    of: Recorded, facts: StageFacts, *, phases: tuple[str, ...] = ("train",)
 ) -> tuple[statistics.Mean, statistics.Array, str]:
-    """Return throughput (tokens/s/GPU) with its interval, the step seconds it rests on, and their window.
+    """Return throughput (tokens/s/GPU) of one launch, the step seconds it rests on, and their window.
 
-    Warm-up is dropped from the records with which a stage begins; where replay or canary ran before, it is over.
+    Its interval knows only the noise within the launch. Warm-up is dropped from the records with which a stage or a
+    probe begins; where replay or canary ran before, it is over.
     """
     frame = steps(of, facts.name, phases)
     phase = " and ".join(phases)
@@ -97,16 +93,15 @@ def measured(
     least = statistics.SMALLEST_WINDOW
     if values.size < least:
         raise Unusable(f"{values.size} {phase} steps of {facts.name} are too few; {least} are the least")
-    cold = phases == ("train",) and int(frame["step"].iloc[0]) <= max(facts.first_step, 1)
+    cold = phases in (("train",), ("probe",)) and int(frame["step"].iloc[0]) <= max(facts.first_step, 1)
     dropped = statistics.warm_up(values) if cold else 0
     kept = values[dropped:]
     if kept.size < least:
         raise Unusable(
             f"of {values.size} {phase} steps of {facts.name} {dropped} are warm-up; the {kept.size} left are too few"
         )
-    mean = statistics.batch_means(kept, launch_sd=launch_sd, confidence=confidence)
     per_gpu = facts.throughput_batch_tokens / facts.gpus
-    return statistics.inverse(mean, per_gpu), kept, window(frame.iloc[dropped:], phase)
+    return statistics.inverse(statistics.batch_means(kept), per_gpu), kept, window(frame.iloc[dropped:], phase)
 
 
 def held_out_loss(of: Recorded, name: str, *, at: str | None = None, step: int | None = None) -> tuple[float, int, int]:

@@ -9,24 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks import statistics
-from tasks.gates import frames
 from tasks.gates.core import Evidence, StageFacts, Undecided, Unusable
-
-ALIKE = math.log(1.1)  # tokens a GPU and step within 10% of one another count as the same
-
-
-@dataclass(frozen=True)
-class Point:
-    """An earlier stage as one launch: its facts and measured tokens/s/GPU."""
-
-    facts: StageFacts
-    throughput: float
-    window: str
-
-    @property
-    def step_seconds(self) -> float:
-        """Seconds of a mean step."""
-        return per_gpu(self.facts) / self.throughput
+from tasks.gates.launches import Launch, alike, newest, per_gpu
 
 
 @dataclass(frozen=True)
@@ -50,14 +34,9 @@ class Outlook:
         return self.tokens / math.exp(self.logarithm.quantile(1.0 - p))
 
 
-def per_gpu(facts: StageFacts) -> float:
-    """Tokens a GPU and step of the recipe whose speed is recorded."""
-    return facts.throughput_batch_tokens / facts.gpus
-
-
 def kind(a: StageFacts, b: StageFacts) -> str:
     """Say what the batches make of the step from ``a`` to ``b``: weak scaling, strong scaling, or between."""
-    if _alike(a, b):
+    if alike(a, b):
         return "weak scaling"
     if a.throughput_batch_tokens == b.throughput_batch_tokens:
         return "strong scaling"
@@ -65,36 +44,21 @@ def kind(a: StageFacts, b: StageFacts) -> str:
     return f"between weak and strong scaling (batch x{batch:.3g}, GPUs x{gpus:.3g})"
 
 
-def _alike(a: StageFacts, b: StageFacts) -> bool:
-    return abs(math.log(per_gpu(a) / per_gpu(b))) <= ALIKE
-
-
-def points(evidence: Evidence) -> list[Point]:
-    """Return all earlier stages as points, in ladder order; an unusable one is refused, not left out."""
-    found = []
-    for stage in evidence.earlier.values():
-        mean, _, window = frames.measured(stage, stage.facts, confidence=0.95)
-        found.append(Point(stage.facts, mean.value, window))
-    if not found:
-        raise Unusable(f"no stage before {evidence.stage.name} has records to forecast from")
-    return found
-
-
-def refuse_superlinear(of: Sequence[Point], limit: float) -> None:
+def refuse_superlinear(of: Sequence[Launch], limit: float) -> None:
     """Refuse to fit through a GPU that does more among many than among few: the small run was broken (GATES 4.2)."""
-    for a, b in itertools.pairwise(of):
+    for a, b in itertools.pairwise(sorted(of, key=lambda launch: launch.facts.gpus)):
         gain = b.throughput / a.throughput
-        if _alike(a.facts, b.facts) and b.facts.gpus > a.facts.gpus and gain > limit:
+        if alike(a.facts, b.facts) and b.facts.gpus > a.facts.gpus and gain > limit:
             raise Unusable(
                 f"a GPU did {gain:.3f} times the work in {b.facts.name} that it did in {a.facts.name}, more than "
                 f"{limit}: the smaller stage was slowed by something (memory, recomputation), so no slope fits"
             )
 
 
-def predict(of: Sequence[Point], reference: StageFacts, target: StageFacts) -> Outlook:
+def predict(of: Sequence[Launch], reference: StageFacts, target: StageFacts) -> Outlook:
     """Predict the target's throughput: shrunk log-linear where tokens a GPU are alike, else T = w b + s (GATES 4.2)."""
-    if _alike(reference, target):
-        same = [p for p in of if _alike(p.facts, target)]
+    if alike(reference, target):
+        same = [p for p in of if alike(p.facts, target)]
         logarithm = statistics.weak_scaling([p.facts.gpus for p in same], [p.throughput for p in same], target.gpus)
         return Outlook(
             logarithm, None, f"weak scaling: log-linear, slope shrunk to a mixture prior, {len(same)} launches"
@@ -114,8 +78,8 @@ def registered(forecast: Mapping[str, Any] | None) -> float | None:
     return float(value) if value is not None and float(value) > 0 else None
 
 
-def behind_forecast(evidence: Evidence, of: Sequence[Point]) -> float | None:
+def behind_forecast(evidence: Evidence, of: Sequence[Launch]) -> float | None:
     """Return observed over forecast throughput of the newest earlier stage; None where none was forecast."""
-    last = of[-1]
+    last = newest(of)
     expected = registered(evidence.earlier[last.facts.name].forecast)
     return None if expected is None else last.throughput / expected

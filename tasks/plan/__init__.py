@@ -25,6 +25,7 @@ from tasks.config.live import Live
 from tasks.config.rules import problems as rule_problems
 from tasks.config.rules import stage_clusters
 from tasks.plan import spans
+from tasks.plan.facts import facts
 from tasks.plan.frozen import difference, freeze, thaw
 from tasks.plan.table import table
 from tasks.plan.train_config import train_config
@@ -98,10 +99,7 @@ class StagePlan:
 
     def facts(self, fingerprint: str = "") -> StageFacts:
         """Return what gates may know of the stage; ``fingerprint`` is the data's, once a trainer has said it."""
-        from tasks.gates.core import StageFacts
-
-        names = {field.name for field in dataclasses.fields(StageFacts)} - {"fingerprint"}
-        return StageFacts(fingerprint=fingerprint, **{name: getattr(self, name) for name in names})
+        return facts(self, fingerprint)
 
 
 @dataclass(frozen=True)
