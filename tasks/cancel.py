@@ -56,7 +56,8 @@ def _cancel(stage: StageDir) -> str:
         launcher.cancel(job, "over")
         return f"{job.name} is over ({state.reason}); its GPUs are free"
     if cause is not None:
-        launcher.cancel(job, cause["detail"])
+        # What a gate ends may be spoilt: the last good checkpoint is the one before. Others are worth a last one.
+        launcher.cancel(job, cause["detail"], save=cause["cause"] != "gate")
         return f"{job.name} is cancelled ({cause['cause']}): {cause['detail']}"
     return (
         f"{job.name} is left as it is ({state.state}): no cause to end it is recorded. It is found again when launch "

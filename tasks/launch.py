@@ -118,6 +118,7 @@ def job_at(
         secrets=around.secrets.names if around.secrets else (),
         secrets_file=around.secrets.file if around.secrets else None,
         before=before,
+        sigusr1=decided.trainer.can("sigusr1") and isinstance(where, StageDir),  # nobody goes on from a probe
     )
 
 

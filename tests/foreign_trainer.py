@@ -1,7 +1,8 @@
 """A trainer of another make: it knows config.json, metrics.jsonl and the exit code, and nothing else of this project.
 
-Its model is one number that descends to 3; its checkpoints are text files of its own. It saves at the hand-over, goes
-on from its newest file, and cannot replay. `config.json`'s `extra` may tell it to wait for a file or to die once.
+Its model is one number that descends to 3; its checkpoints are text files of its own. It saves at the hand-over and on
+SIGUSR1, goes on from its newest file, and cannot replay. `config.json`'s `extra` may tell it to wait for a file or to
+die once.
 """
 
 import json
@@ -13,10 +14,13 @@ import time
 from pathlib import Path
 
 FIELDS = {"loss": "real", "step_seconds": "modelled", "tokens_per_gpu_second": "modelled"}
+asked_to_stop = []
 
 
 def main(folder):
+    signal.signal(signal.SIGUSR1, lambda *_: asked_to_stop.append(True))
     config = json.loads((folder / "config.json").read_text())
+    last = config["spans"][-1]["first_step"] + config["spans"][-1]["steps"] - 1
     extra, length = config["extra"], config["sequence_length"]
     step, tokens, weight = resume(folder, config["start"])
     with (folder / "metrics.jsonl").open("a", buffering=1) as metrics:
@@ -37,13 +41,16 @@ def main(folder):
                 speed = span["batch_sequences"] * length / config["gpus"] / seconds
                 record |= {"step_seconds": seconds, "tokens_per_gpu_second": speed}
                 metrics.write(json.dumps(record) + "\n")
-                if number in (config["hand_over_step"], config["spans"][-1]["first_step"] + span["steps"] - 1):
+                if number in (config["hand_over_step"], last):
                     metrics.write(json.dumps(held_out(number, tokens, weight, "step")) + "\n")
                     path = save(folder, number, tokens, weight)
                     metrics.write(json.dumps({"kind": "checkpoint", "step": number, "path": str(path)}) + "\n")
                 elif number % config["checkpointing"]["every_steps"] == 0:
                     save(folder, number, tokens, weight)
                 step = number
+                if asked_to_stop and number < last:
+                    save(folder, number, tokens, weight)
+                    return
         metrics.write(json.dumps(held_out(step, tokens, weight, "end")) + "\n")
 
 
@@ -72,7 +79,7 @@ def obey(folder, extra, number):
     if number == extra.get("die_at") and not (folder / "died").exists():
         (folder / "died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    while number == extra.get("wait_at") and not Path(extra["wait_for"]).exists():
+    while number == extra.get("wait_at") and not Path(extra["wait_for"]).exists() and not asked_to_stop:
         time.sleep(0.01)
 
 

@@ -51,6 +51,9 @@ class LauncherConfig(Strict):
     restarts: CountOrZero = Field(default=3, description="how often in a row a job may die without a new step between")
     max_restarts: CountOrZero = Field(default=100, description="how often a job may start again in all")
     grace_seconds: Positive = Field(default=10.0, description="seconds between SIGTERM and SIGKILL")
+    save_seconds: Positive = Field(
+        default=60.0, description="seconds before SIGTERM in which a trainer that answers SIGUSR1 may save"
+    )
 
 
 class Link(Strict):

@@ -39,6 +39,7 @@ class Job:
     secrets: tuple[str, ...] = ()  # names; their values never leave the file, but for the job's own environment
     secrets_file: str | None = None
     before: tuple[tuple[str, ...], ...] = ()  # commands that run first, in turn; one that fails stops nothing
+    sigusr1: bool = False  # the command's own process saves and exits 0 when it gets SIGUSR1
 
     @property
     def log(self) -> Path:
@@ -85,5 +86,8 @@ class Launcher(Protocol):
     def poll(self, job: Job) -> JobState:
         """Say how the job is now. Never raises for a cluster that does not answer: that is ``unknown``."""
 
-    def cancel(self, job: Job, because: str) -> None:
-        """Stop the job and whatever it started; quiet if it is already over or never was."""
+    def cancel(self, job: Job, because: str, *, save: bool = False) -> None:
+        """Stop the job and whatever it started; quiet if it is already over or never was.
+
+        With ``save`` a job that answers SIGUSR1 gets that first, and time to save; so it does before its hours are up.
+        """

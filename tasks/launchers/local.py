@@ -40,6 +40,7 @@ class LocalLauncher:
     restarts: int = 3  # in a row after deaths by signal, without a new step or checkpoint between them
     max_restarts: int = 100  # in all
     grace_seconds: float = 10.0  # between SIGTERM and SIGKILL
+    save_seconds: float = 60.0  # for a trainer that answers SIGUSR1, before SIGTERM
 
     def submit(self, job: Job) -> str:
         """Start the job's supervisor unless there is or was one; two at once start one."""
@@ -74,17 +75,19 @@ class LocalLauncher:
         lost = JobState("lost", "its supervisor ended without a word", None, restarts, started, str(job.log))
         return self._over(job) or lost
 
-    def cancel(self, job: Job, because: str) -> None:
+    def cancel(self, job: Job, because: str, *, save: bool = False) -> None:
         """End the supervisor and everything the job started; afterwards ``poll`` says how it ended."""
         folder = Path(job.folder)
         if not folder.exists():
             return
         with _locked(folder / "submit.lock"):
             if not (folder / EXIT).exists():
-                write_whole(folder / CANCEL, {"because": because, "time": time.time()})
+                write_whole(folder / CANCEL, {"because": because, "save": save, "time": time.time()})
             supervisor = read(folder / SUPERVISOR)
             if supervisor is not None:
-                end([supervisor], self.grace_seconds + 10)  # the supervisor ends the job first, and writes exit.json
+                saving = self.save_seconds if save and job.sigusr1 else 0.0
+                # The supervisor ends the job first, and writes exit.json.
+                end([supervisor], saving + self.grace_seconds + 10)
             end_job(job.name, self.grace_seconds)
             if not (folder / EXIT).exists():
                 record = {"reason": "cancelled", "code": None, "signal": None, "detail": because, "restarts": 0}
@@ -117,8 +120,9 @@ class LocalLauncher:
             return ["bash", "-c", "\n".join(["set -e", *job.setup, 'exec "$@"']), "setup", *command]
 
         commands = {"command": prepared(job.command), "before": [prepared(command) for command in job.before]}
-        order = {**commands, "variables": variables, "grace_seconds": self.grace_seconds}
-        return {**job.to_json(), **order, "restarts": self.restarts, "max_restarts": self.max_restarts}
+        limits = {"restarts": self.restarts, "max_restarts": self.max_restarts}
+        seconds = {"grace_seconds": self.grace_seconds, "save_seconds": self.save_seconds}
+        return {**job.to_json(), **commands, "variables": variables, **limits, **seconds}
 
 
 @contextmanager

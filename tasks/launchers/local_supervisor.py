@@ -2,8 +2,8 @@
 
 It belongs to no one (own session, no parent), so the job outlives whoever submitted it. It starts the command, starts
 it again after a death by signal (the machine's fault) as long as that gets somewhere, never after a nonzero exit code
-(the program's fault), ends it when its hours are up, and writes ``exit.json``. Standard library only: it must be up
-in a blink.
+(the program's fault), ends it when its hours are up, and writes ``exit.json``. A trainer that answers SIGUSR1 may save
+before it is ended. Standard library only: it must be up in a blink.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Supervisor:
                 child = self.start(self.order["command"])
             except (OSError, SecretsUnusable) as error:
                 return self.finish("cannot_start", code=127, detail=str(error))
-            ended = self.wait(child)
+            ended = self.wait(child, saves=self.order["sigusr1"])
             end_job(self.order["name"], self.order["grace_seconds"])  # children that outlived their parent
             if ended in ("cancelled", "hours"):
                 return self.finish(ended, code=child.returncode if child.returncode >= 0 else None)
@@ -126,17 +126,37 @@ class Supervisor:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent,
             )  # fmt: skip
 
-    def wait(self, child: subprocess.Popen[bytes]) -> str:
-        """Wait for the child's end, a SIGTERM, or the last hour; say which it was."""
+    def wait(self, child: subprocess.Popen[bytes], *, saves: bool = False) -> str:
+        """Wait for the child's end, a SIGTERM, or its last hour; say which it was. A child that ``saves`` may do so."""
+        until = self.saving_begins() if saves else self.deadline
         while child.poll() is None:
-            left = self.deadline - time.time()
-            got = signal.sigtimedwait(_SIGNALS, max(0.0, min(left, 3600.0)))
-            asked = got is not None and got.si_signo == signal.SIGTERM
-            if asked or time.time() >= self.deadline:
+            asked = _terminated(until - time.time())
+            if asked or time.time() >= until:
+                if saves and not asked:
+                    self.let_save(child, self.deadline - time.time())
+                elif saves and (read(self.folder / CANCEL) or {}).get("save", True):
+                    self.let_save(child, self.order["save_seconds"])
                 end_job(self.order["name"], self.order["grace_seconds"])
                 child.wait()
                 return "cancelled" if asked else "hours"
         return "exited"
+
+    def saving_begins(self) -> float:
+        """Return when to ask for the last checkpoint: inside the job's hours, but not in their first half."""
+        half: float = (self.started + self.deadline) / 2
+        return max(half, self.deadline - float(self.order["save_seconds"]))
+
+    def let_save(self, child: subprocess.Popen[bytes], seconds: float) -> None:
+        """Send SIGUSR1 to the command's own process alone, and wait for its end.
+
+        Its children would die of the signal where they have no handler, a data loader's say; they are its own to tell.
+        """
+        self.say(f"it is asked to save and exit (SIGUSR1) and has {seconds:.0f} s")
+        child.send_signal(signal.SIGUSR1)
+        deadline = time.time() + seconds
+        while child.poll() is None and time.time() < deadline:
+            if _terminated(deadline - time.time()) and not (read(self.folder / CANCEL) or {}).get("save", True):
+                return  # meanwhile it was cancelled by somebody who does not want its state
 
     def progress(self) -> tuple[int, frozenset[str]]:
         """Return the highest step recorded and the checkpoints that exist: both stand still where nothing is gained."""
@@ -181,6 +201,12 @@ class Supervisor:
         """Add a line of our own to the job's log."""
         with contextlib.suppress(OSError), (self.folder / "log.txt").open("a") as log:  # a full disk must not end us
             log.write(f"[scaleup] {sentence}\n")
+
+
+def _terminated(seconds: float) -> bool:
+    """Wait so long for a signal, an hour at most; say whether it was SIGTERM (SIGCHLD tells of a child's end)."""
+    got = signal.sigtimedwait(_SIGNALS, max(0.0, min(seconds, 3600.0)))
+    return got is not None and got.si_signo == signal.SIGTERM
 
 
 def _name(number: int) -> str:
