@@ -55,7 +55,7 @@ class Supervisor:
         """Take the order as ``submit`` wrote it."""
         self.folder, self.order = folder, order
         self.started = time.time()
-        self.deadline = self.started + order["hours"] * 3600
+        self.deadline: float = self.started + order["hours"] * 3600
         self.restarts = 0
         self.offset, self.furthest = 0, 0  # how far metrics have been read, and the highest step seen there
 
@@ -143,7 +143,7 @@ class Supervisor:
 
     def saving_begins(self) -> float:
         """Return when to ask for the last checkpoint: inside the job's hours, but not in their first half."""
-        half: float = (self.started + self.deadline) / 2
+        half = (self.started + self.deadline) / 2
         return max(half, self.deadline - float(self.order["save_seconds"]))
 
     def let_save(self, child: subprocess.Popen[bytes], seconds: float) -> None:
