@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from tasks import statistics
-from tasks.gates import frames
+from tasks.gates import frames, next_measurement
 from tasks.gates.core import Check, Evidence, Outcome, Unusable, gate
+from tasks.gates.thresholds import Confidence, Part, Positive
 
 
-@gate(when="early", needs=("held_out",))
-def resume_parity(evidence: Evidence, *, within: float = 0.001, fail_beyond: float = 0.005) -> Check:
+@gate(when="early", needs=("held_out",), ordered=(("within", "fail_beyond"),))
+def resume_parity(evidence: Evidence, *, within: Positive = 0.001, fail_beyond: Positive = 0.005) -> Check:
     """The handed-over weights have the same held-out loss in the new layout as before."""
     before = frames.earlier(evidence, evidence.previous, "stage to go on from")
     now, step, _ = frames.held_out_loss(evidence, evidence.stage.name, at="start")
@@ -34,11 +35,18 @@ def resume_parity(evidence: Evidence, *, within: float = 0.001, fail_beyond: flo
         next_step=""
         if outcome is Outcome.PASS
         else "compare weights, data type and tokeniser of the two layouts: the resharded model is not the same",
+        measurement=next_measurement.person(
+            "somebody compares both checkpoints on more held-out text: no further training would tell", gpus=0
+        )
+        if outcome is Outcome.NEED_MORE_DATA
+        else None,
     )
 
 
 @gate(when="early", needs=("replay",))
-def replay_parity(evidence: Evidence, *, eps: float = 0.01, noise_left: float = 0.5, confidence: float = 0.95) -> Check:
+def replay_parity(
+    evidence: Evidence, *, eps: Positive = 0.01, noise_left: Part = 0.5, confidence: Confidence = 0.95
+) -> Check:
     """Replayed steps lose what the same steps of the stage before lost: same samples, same optimizer state."""
     before = frames.earlier(evidence, evidence.previous, "stage to replay")
     again = frames.steps(evidence, evidence.stage.name, ("replay",))
@@ -89,4 +97,9 @@ def _replay_check(
         against=f"{before}, the same steps",
         method=f"paired differences, batch means ({apart.batches}), t interval; limit on their size",
         next_step=todo,
+        measurement=next_measurement.person(
+            "somebody compares the two stages at the hand-over: the steps that both took are all paired already"
+        )
+        if outcome is Outcome.NEED_MORE_DATA
+        else None,
     )
