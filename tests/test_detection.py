@@ -1,15 +1,27 @@
-"""The e-detector: the recursion by hand, a state that goes on, thresholds, two tiers."""
+"""Spikes and what lasts, step by step as in one; the e-detector: recursion, state, thresholds, two tiers; growth."""
 
 from __future__ import annotations
 
 import json
 import math
+import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from tasks import statistics
-from tasks.statistics import EDetector, TwoTiers, alarm_threshold, fit_baseline
+from tasks.statistics import (
+    EDetector,
+    TwoTiers,
+    alarm_threshold,
+    batch_means,
+    best_average,
+    bursts,
+    fit_baseline,
+    lasting,
+    spikes,
+    warm_up,
+)
 
 
 def plain(detector: EDetector, means: np.ndarray) -> list[float]:
@@ -136,5 +148,99 @@ def test_a_weak_excess_warns_before_it_stops():
     assert order[:4] == ["quiet", "warn", "confirming", "stop"]
 
 
-def test_names_are_reachable_from_the_package():
-    assert statistics.EDetector is EDetector
+def rough(n: int, seed: int) -> np.ndarray:
+    """White noise with spikes and gaps."""
+    rng = np.random.default_rng(seed)
+    y = 1 + 0.02 * rng.normal(size=n)
+    y[rng.random(n) < 0.03] += rng.exponential(0.3)
+    y[rng.random(n) < 0.02] = np.nan
+    return y
+
+
+def marked_one_by_one(y: np.ndarray) -> list[bool]:
+    """The rule of GATES 2.6 as it is written there."""
+    said = []
+    for at, value in enumerate(y):
+        past = y[max(0, at - 128) : at]
+        past = past[np.isfinite(past)]
+        if not np.isfinite(value) or past.size < 10:
+            said.append(not np.isfinite(value))
+            continue
+        center = float(np.median(past))
+        spread = 1.4826 * float(np.median(np.abs(past - center))) + 1e-12 + 1e-9 * abs(center)
+        said.append((value - center) / spread > 6)
+    return said
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_spikes_are_those_of_the_rule_step_by_step(seed: int):
+    y = rough(700, seed)
+    found = spikes(y)
+    assert found.tolist() == marked_one_by_one(y)
+    assert 5 < found.sum() < 70
+
+
+@pytest.mark.parametrize("cut", [0, 1, 9, 130, 500])
+def test_spikes_of_a_stream_in_two_pieces_are_those_of_the_whole(cut: int):
+    y = rough(500, 3)
+    both = np.concatenate([spikes(y[:cut]), spikes(y[cut:], before=y[:cut])])
+    assert both.tolist() == spikes(y).tolist()
+
+
+def test_numbers_at_the_ends_of_the_scale_are_no_trouble():
+    assert not spikes(np.tile([1e308, -1e308], 100)).any()
+    assert spikes(np.append(np.full(50, 1e-300), 1e300)).tolist() == [False] * 50 + [True]
+    assert spikes([]).size == best_average([]).size == bursts([]).size == lasting([], steps=3).size == 0
+
+
+def test_a_burst_is_three_marks_within_ten_steps():
+    marked = np.zeros(30, dtype=bool)
+    marked[[2, 5, 11, 20, 21]] = True
+    assert np.flatnonzero(bursts(marked)).tolist() == [11]
+    marked[12] = True
+    assert np.flatnonzero(bursts(marked)).tolist() == [11, 12, 13, 14, 20, 21]
+
+
+def test_what_lasts_is_counted_in_a_row():
+    held = [True, True, False, True, True, True, True, False, True]
+    assert np.flatnonzero(lasting(held, steps=3)).tolist() == [5, 6]
+    assert np.flatnonzero(lasting(held, steps=1)).tolist() == [0, 1, 3, 4, 5, 6, 8]
+
+
+def test_the_best_average_is_of_the_steps_before():
+    assert best_average([2.0, 1.0, 4.0, math.nan, 0.0], weight=0.5).tolist() == [math.inf, 2.0, 1.5, 1.5, 1.5]
+
+
+def test_a_loss_that_left_and_stays_is_told_from_one_that_recovers():
+    loss = 3 + 0.02 * np.random.default_rng(5).normal(size=400)
+    recovers, stays = loss.copy(), loss.copy()
+    recovers[200:225] += 2.0
+    stays[200:] += 0.8
+    for series, at in ((loss, []), (recovers, []), (stays, [229])):
+        assert np.flatnonzero(lasting(series > best_average(series) + 0.5, steps=30)).tolist()[:1] == at
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        warm_up,
+        batch_means,
+        spikes,
+        lambda y: lasting(y > best_average(y) + 0.5, steps=30),
+        lambda y: EDetector(bar=1.01, sd=0.02).update(y),
+    ],
+    ids=["warm_up", "batch_means", "spikes", "divergence", "e_detector"],
+)
+def test_ten_times_the_steps_cost_at_most_twelve_times_the_time(work: Callable[[np.ndarray], object]):
+    y = 1 + 0.02 * np.random.default_rng(6).normal(size=100_000)
+
+    def seconds(count: int, repeats: int) -> float:
+        began = time.process_time()
+        for _ in range(repeats):
+            work(y[:count])
+        return time.process_time() - began
+
+    work(y)
+    small = min(seconds(10_000, 10) for _ in range(5)) / 10
+    large = min(seconds(100_000, 1) for _ in range(5))
+    assert large <= 12 * small
