@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.config import files
 from tasks.gates.core import EarlierStage, Evidence, Noise, When
@@ -14,6 +14,9 @@ from tasks.probe import taken
 from tasks.records import Metrics, read_metrics
 from tasks.run import ladder_of
 from tasks.stage_dir import StageDir, read_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def evidence(stage: StageDir, moment: When = "end") -> Evidence:
@@ -109,7 +112,20 @@ def declared(stage: StageDir) -> dict[str, str]:
 def _earlier(stage: StageDir, plan: StagePlan) -> EarlierStage:
     metrics = _read(stage, plan)
     facts = plan.facts(fingerprint_of(metrics))
-    return EarlierStage(facts, metrics.steps, metrics.held_out, read_json(stage.forecast), taken(stage, plan))
+    return EarlierStage(
+        facts, metrics.steps, _with_evaluated(stage, metrics.held_out), read_json(stage.forecast), taken(stage, plan)
+    )
+
+
+def _with_evaluated(stage: StageDir, held_out: pd.DataFrame) -> pd.DataFrame:
+    """Return the held-out rows, with the loss at which the promoted checkpoint was evaluated if it has no row."""
+    promoted = (read_json(stage.promotion) or {}).get("checkpoint", {})
+    if not promoted.get("evaluated") or (held_out["step"] == promoted["step"]).any():
+        return held_out
+    row = {"step": promoted["step"], "tokens": promoted["tokens"], "at": "evaluated", **promoted["evaluated"]}
+    import pandas as pd
+
+    return pd.DataFrame([*held_out.to_dict("records"), row])
 
 
 def _read(stage: StageDir, plan: StagePlan) -> Metrics:

@@ -124,9 +124,13 @@ def job_at(
 
 def command_at(where: StageDir | ProbeDir, decided: plan.StagePlan) -> tuple[str, ...]:
     """Return the trainer's command for a folder with orders."""
+    return fill_in(decided.trainer.command, placeholders(where, decided))
+
+
+def placeholders(where: StageDir | ProbeDir, decided: plan.StagePlan) -> dict[str, str]:
+    """Return what the trainer's commands may name, and what it stands for."""
     python = "python" if decided.cluster.environment.kind == "venv" else sys.executable
-    fill = {"{python}": python, "{stage_dir}": str(where.path), "{config}": str(where.config)}
-    return fill_in(decided.trainer.command, fill)
+    return {"{python}": python, "{stage_dir}": str(where.path), "{config}": str(where.config)}
 
 
 def lift_cause(stage: StageDir) -> None:

@@ -42,9 +42,10 @@ def main(folder):
                 record |= {"step_seconds": seconds, "tokens_per_gpu_second": speed}
                 metrics.write(json.dumps(record) + "\n")
                 if number in (config["hand_over_step"], last):
-                    metrics.write(json.dumps(held_out(number, tokens, weight, "step")) + "\n")
                     path = save(folder, number, tokens, weight)
-                    metrics.write(json.dumps({"kind": "checkpoint", "step": number, "path": str(path)}) + "\n")
+                    if not extra.get("silent"):
+                        metrics.write(json.dumps(held_out(number, tokens, weight, "step")) + "\n")
+                        metrics.write(json.dumps({"kind": "checkpoint", "step": number, "path": str(path)}) + "\n")
                 elif number % config["checkpointing"]["every_steps"] == 0:
                     save(folder, number, tokens, weight)
                 step = number
@@ -73,6 +74,17 @@ def held_out(step, tokens, weight, at):
     return {"kind": "held_out", "step": step, "tokens": tokens, "loss": (weight - 3.0) ** 2 + 1.0, "at": at}
 
 
+def evaluate(checkpoint):
+    step, tokens, weight = checkpoint.read_text().split()
+    print(json.dumps({"loss": held_out(int(step), int(tokens), float(weight), "")["loss"], "sequences": 1}))
+
+
+def checkpoints(folder):
+    for path in sorted((folder / "checkpoints").glob("*.state")):
+        whole = len(path.read_text().split()) == 3
+        print(json.dumps({"step": int(path.stem), "path": f"checkpoints/{path.name}", "whole": whole}))
+
+
 def obey(folder, extra, number):
     if number == extra.get("fail_at"):
         sys.exit("the loss function is not defined here")
@@ -84,4 +96,4 @@ def obey(folder, extra, number):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    {"evaluate": evaluate, "checkpoints": checkpoints}.get(sys.argv[1], main)(Path(sys.argv[-1]))

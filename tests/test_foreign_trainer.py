@@ -1,10 +1,11 @@
 """Any trainer: one of another make, with its own checkpoint format and few capabilities, climbs two stages."""
 
 import ast
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import Configs
+from conftest import EXPERIMENT, Configs
 
 from tasks.cli import main
 from tasks.errors import ConfigInvalid
@@ -28,7 +29,26 @@ def test_it_knows_nothing_of_this_project_and_is_short():
 @pytest.fixture(scope="module")
 def climbed(tmp_path_factory):
     """A run of two stages, climbed once for all that is asked of it."""
-    folder = tmp_path_factory.mktemp("foreign")
+    with climb(tmp_path_factory.mktemp("foreign")) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory):
+    """The same by a trainer that records no checkpoints and no held-out loss at its hand-over, but has two commands."""
+    program = EXPERIMENT["trainer"]["command"][:2]
+    commands = {
+        "evaluate": [*program, "evaluate", "{checkpoint}"],
+        "checkpoints": [*program, "checkpoints", "{stage_dir}"],
+        "capabilities": ["resume", "save_at", "held_out", "phase", "time", "tokens_per_gpu_second"],
+        "settings": {"silent": True},
+    }
+    with climb(tmp_path_factory.mktemp("silent"), trainer={**EXPERIMENT["trainer"], **commands}) as run:
+        yield run
+
+
+@contextmanager
+def climb(folder, **changes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCALEUP_HOME", str(folder / "home"))
         patch.setenv("SCALEUP_CONFIGS", str(folder / "configs"))
@@ -37,7 +57,7 @@ def climbed(tmp_path_factory):
         configs.cluster()
         stages = configs.stages()
         stages[1]["gates"] = GATES
-        configs.experiment(stages=stages)
+        configs.experiment(stages=stages, **changes)
         assert main(["run", "tiny", "--run-id", "run_1", "--plain"]) == 0
         yield RunDir.of("tiny", "run_1")
 
@@ -67,6 +87,19 @@ def test_resume_parity_decides_in_the_replay_s_place_and_the_verdict_says_so(cli
     assert {check["outcome"] for check in checks.values()} == {"PASS"}
     said = "- Replay: none: the trainer foreign cannot replay, so resume_parity decides in its place"
     assert said in climbed.stage("gpus_64").report_md.read_text().splitlines()
+
+
+def test_without_rows_its_own_commands_find_the_hand_over_and_say_what_it_loses(silent):
+    first = silent.stage("gpus_8")
+    metrics = read_metrics(first.metrics)
+    assert metrics.checkpoints.empty and 30 not in metrics.held_out["step"].tolist()
+    kept = read_json(first.promotion)["checkpoint"]
+    (state,) = Path(kept["path"]).glob("*.state")
+    weight = float(state.read_text().split()[2])
+    assert (kept["step"], kept["evaluated"]) == (30, {"loss": (weight - 3.0) ** 2 + 1.0, "sequences": 1})
+    checks = {check["gate"]: check for check in read_json(silent.stage("gpus_64").verdict)["checks"]}
+    assert checks["resume_parity"]["outcome"] == "PASS"
+    assert checks["resume_parity"]["estimate"] == 0.0  # the very weights that were evaluated
 
 
 def test_a_gate_that_it_cannot_feed_is_named_before_it_starts(configs):

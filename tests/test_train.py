@@ -147,7 +147,7 @@ def test_evaluating_a_checkpoint_gives_the_loss_that_training_recorded(runs, cap
     checkpoint = folder / "checkpoints" / manifest.folder_name(30)
     assert evaluate.main([str(checkpoint), "--config", str(folder / "config.json")]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["held_out_loss"] == pytest.approx(records(folder, "held_out")[-1]["loss"], abs=1e-6)
+    assert found["loss"] == pytest.approx(records(folder, "held_out")[-1]["loss"], abs=1e-6)
     assert found["step"] == 30
     assert found["fingerprint"] == records(folder, "header")[0]["fingerprint"]
 

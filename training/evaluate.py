@@ -31,7 +31,7 @@ def evaluate(checkpoint: Path, config_path: Path) -> dict[str, object]:
     loader.load(Resume(found, weights_only=True))
     samples = data.held_out_samples(corpus, config.held_out.sequences, config.sequence_length)
     return {
-        "held_out_loss": held_out_loss(model, samples, world, config.precision),
+        "loss": held_out_loss(model, samples, world, config.precision),
         "step": found.step,
         "tokens": found.tokens,
         "sequences": len(samples),

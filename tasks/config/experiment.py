@@ -17,7 +17,7 @@ CAPABILITIES = {
     "held_out": "writes held_out rows",
     "resume": "goes on from its newest checkpoint when started again",
     "save_at": "writes a checkpoint after the step that hand_over_step names",
-    "checkpoints": "writes checkpoint rows",
+    "checkpoints": "writes checkpoint rows, or has a command that lists its checkpoints",
     "evaluate": "has a command that computes the held-out loss of a checkpoint",
     "sigusr1": "saves and exits when it gets SIGUSR1",
 }
@@ -234,14 +234,17 @@ _SCALEUP = ("{python}", "-m", "training.train", "{stage_dir}")
 class Trainer(Strict):
     """A program that reads ``config.json``, appends records and exits 0 when done.
 
-    Without ``command`` it is ours, which can do all. ``{python}``, ``{stage_dir}``, ``{checkpoint}`` and ``{config}``
-    are filled in.
+    Without ``command`` it is ours, which can do all. Two more commands are optional. ``evaluate`` prints
+    ``{"loss": ..., "sequences": ...}``, the held-out loss of one checkpoint; ``checkpoints`` prints a line
+    ``{"step": ..., "path": ..., "whole": true}`` for each that is there. ``{python}``, ``{stage_dir}``, ``{config}``
+    and, of ``evaluate`` alone, ``{checkpoint}`` are filled in.
     """
 
     name: Text = "scaleup"
     command: tuple[Text, ...] = _SCALEUP
     capabilities: frozenset[str] = frozenset(CAPABILITIES) | frozenset(contract.OPTIONAL)
     evaluate: tuple[Text, ...] | None = ("{python}", "-m", "training.evaluate", "{checkpoint}", "--config", "{config}")
+    checkpoints: tuple[Text, ...] | None = None
     settings: dict[str, Any] = Field(default_factory=dict, description="passed through as config.json's extra")
 
     @field_serializer("capabilities")
@@ -250,7 +253,8 @@ class Trainer(Strict):
 
     def can(self, what: str) -> bool:
         """Return whether it has a capability or writes a field."""
-        return what in self.capabilities or what in contract.REQUIRED
+        commands = {"evaluate": self.evaluate, "checkpoints": self.checkpoints}
+        return what in self.capabilities or what in contract.REQUIRED or commands.get(what) is not None
 
 
 def _trainer(value: Any) -> Any:

@@ -181,10 +181,18 @@ def _meant(hint: Any) -> str:
 
 
 def capability_problems(trainer: Trainer) -> list[Problem]:
-    """Return the capabilities that do not exist."""
+    """Return the capabilities that do not exist, and what the optional commands lack."""
     there = sorted([*CAPABILITIES, *OPTIONAL])
-    return [
+    problems = [
         Problem("trainer.capabilities", unknown("capability", name, there, "capabilities"))
         for name in sorted(trainer.capabilities)
         if name not in there
     ]
+    if "evaluate" in trainer.capabilities and trainer.evaluate is None:
+        said = "evaluate is a command; say it as evaluate: [program, ..., '{checkpoint}'] beside the capabilities"
+        problems.append(Problem("trainer.capabilities", said))
+    for key, place in (("evaluate", "{checkpoint}"), ("checkpoints", "{stage_dir}")):
+        command = getattr(trainer, key)
+        if command is not None and not any(place in part for part in command):
+            problems.append(Problem(f"trainer.{key}", f"names no {place}, so it cannot know which is meant; add it"))
+    return problems

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from tasks.launchers import Job, JobState, State
 from tasks.launchers.local_supervisor import CANCEL, EXIT, ORDER, SUPERVISOR, read, write_whole
 from tasks.launchers.processes import alive, end, end_job
 from tasks.launchers.secret_file import SecretsUnusable, read_secrets
+from tasks.launchers.surroundings import prepared, variables
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -104,25 +104,11 @@ class LocalLauncher:
 
     def _order(self, job: Job) -> dict[str, Any]:
         """Return all that the supervisor needs; of secrets only names and file."""
-        binaries = Path(job.venv or sys.prefix).expanduser() / "bin"
-        paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        variables = {
-            "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-            "PYTHONPATH": os.pathsep.join(paths),
-            "PYTHONUNBUFFERED": "1",
-            **({"VIRTUAL_ENV": str(binaries.parent)} if job.venv else {}),
-            **job.variables,
-        }
-
-        def prepared(command: tuple[str, ...]) -> list[str]:
-            if not job.setup:
-                return list(command)
-            return ["bash", "-c", "\n".join(["set -e", *job.setup, 'exec "$@"']), "setup", *command]
-
-        commands = {"command": prepared(job.command), "before": [prepared(command) for command in job.before]}
+        before = [prepared(job, command) for command in job.before]
+        commands = {"command": prepared(job, job.command), "before": before}
         limits = {"restarts": self.restarts, "max_restarts": self.max_restarts}
         seconds = {"grace_seconds": self.grace_seconds, "save_seconds": self.save_seconds}
-        return {**job.to_json(), **commands, "variables": variables, **limits, **seconds}
+        return {**job.to_json(), **commands, "variables": variables(job), **limits, **seconds}
 
 
 @contextmanager
