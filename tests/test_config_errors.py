@@ -92,6 +92,18 @@ def test_an_error_in_an_extended_file_says_what_it_extends(configs: Path) -> Non
     )
 
 
+def test_one_incomplete_stage_in_the_place_of_all_is_not_called_none(configs: Path) -> None:
+    (configs / "experiments" / "y.yaml").write_text("extends: x\nstages:\n  - gpus: 8\n    hours: 1\n    steps: 50\n")
+    with pytest.raises(ConfigInvalid) as raised:
+        config.load_experiment("y")
+    assert str(raised.value) == (
+        "configs/experiments/y.yaml (extends x) is not a valid experiment:\n"
+        "  stages.0.batch_sequences: is missing (sequences a step, or a list of {sequences, from_tokens})\n"
+        "  stages.0.learning_rate: is missing (a number, or {rule: sqrt, from: gpus_8})\n"
+        "  stages.0.gates: is missing (what must hold, for example finite_loss:)"
+    )
+
+
 def test_a_broken_base_is_named_itself(configs: Path) -> None:
     (configs / "experiments" / "x.yaml").write_text("seed: 1\nseed: 2\n")
     (configs / "experiments" / "y.yaml").write_text("extends: x\n")

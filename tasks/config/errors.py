@@ -67,6 +67,8 @@ def from_pydantic(
     """Translate what pydantic found in ``model``; ``prefix`` is where that model stands in the file."""
     found = []
     for detail in details:
+        if detail["type"] == "too_short" and detail["input"]:
+            continue  # pydantic counts only the elements that are well; what is wrong with the others is said of them
         location = tuple(part for part in detail["loc"] if not str(part).startswith(TAG))
         place = location[:-1] if detail["type"] == "extra_forbidden" else location
         found.append(Problem(dotted(prefix + place), _sentence(detail, model, location)))
