@@ -65,7 +65,10 @@ def steps(of: StageFacts, speed: float, *, canary: bool = True, seed: int = 0, s
             "step": number,
             "tokens": number * of.batch_tokens,
             "loss": loss_at(number),
+            "grad_norm": 0.6 * np.exp(noise(number.size, 0.1, 0.3, seed + of.gpus + 1)),
             "step_seconds": seconds,
+            "time": 1.7e9 + np.cumsum(1.01 * seconds),
+            "memory_gib": 40.0 + 0.1 * np.sin(number),
             "phase": phase,
             "attempt": 1,
         }
@@ -91,7 +94,7 @@ def second_stage(*, speed: float = 97.0, first_speed: float = 100.0, seed: int =
         held_out=held_out(two, 3.2, 2.9, 2.95),
         earlier={"gpus_8": EarlierStage(one, steps(one, first_speed, seed=seed), held_out(one, 5.5, 3.1, 3.2))},
         forecast={
-            "throughput": {"median": 97.3},
+            "throughput": {"median": 97.3, "low": 93.0, "high": 101.0},
             "held_out_loss": {"low": 2.8, "median": 2.9, "high": 3.0},
         },
         previous="gpus_8",

@@ -21,6 +21,7 @@ NAMES = sorted(REGISTRY)
 THRESHOLDS: dict[str, dict[str, Any]] = {
     "scaling_efficiency": {"reference": "gpus_8"},
     "forecast_efficiency": {"reference": "gpus_64"},
+    "within": {"metric": "loss", "low": 0.1, "high": 10.0},
 }
 
 
@@ -28,12 +29,21 @@ def healthy(gate: str) -> Evidence:
     if gate == "forecast_efficiency":
         return third_stage_entry(-0.005)
     evidence = second_stage()
+    if gate in ("goodput", "steady_throughput"):  # of which a rehearsal is asked less
+        evidence = replace(evidence, stage=replace(evidence.stage, emulated=False))
     one = evidence.earlier["gpus_8"]
     return replace(evidence, earlier={"gpus_8": replace(one, held_out=held_out(one.facts, 5.5, 3.1, hand_over=3.2))})
 
 
 def ask(gate: str, evidence: Evidence) -> Check:
     return judge(REGISTRY[gate], evidence, THRESHOLDS.get(gate))
+
+
+def fields(gate: str) -> list[str]:
+    """The columns that a gate reads, by what it says it needs: these are spoilt below."""
+    capabilities = {"held_out": "loss", "replay": "loss"}
+    named = [capabilities.get(need, need) for need in REGISTRY[gate].needs]
+    return [*named, THRESHOLDS.get(gate, {}).get("metric", named[0])]
 
 
 def damaged(evidence: Evidence, spoil: Any) -> Evidence:
@@ -44,8 +54,9 @@ def damaged(evidence: Evidence, spoil: Any) -> Evidence:
 
 def test_the_gates_of_the_ladder():
     assert set(NAMES) == {
-        "canary", "finite_loss", "forecast_efficiency", "loss_near_baseline",
-        "replay_parity", "resume_parity", "scaling_efficiency", "stall_free", "steady_throughput",
+        "canary", "finite_loss", "forecast_efficiency", "goodput", "loss_near_baseline", "memory_headroom",
+        "replay_parity", "resume_parity", "scaling_efficiency", "stable_loss", "stall_free", "steady_throughput",
+        "too_good", "within",
     }  # fmt: skip
 
 
@@ -73,42 +84,56 @@ def test_healthy_evidence_passes_with_everything_filled_in(name: str):
     assert Check.from_json(json.loads(json.dumps(check.to_json()))) == check
 
 
-def spoil_values(value: float) -> Any:
-    def spoil(frame: pd.DataFrame) -> pd.DataFrame:
-        numeric = [c for c in ("loss", "step_seconds") if c in frame.columns]
-        return frame.assign(**{c: value for c in numeric})
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gate_that_must_be_told_something_is_told_it_here(name: str):
+    """A required threshold without an entry in THRESHOLDS would make every test of spoilt records pass for nothing."""
+    gate = REGISTRY[name]
+    required = {key for key, p in gate.thresholds.items() if p.default is p.empty}
+    assert required <= set(THRESHOLDS.get(name, {}))
+    assert not gate.any_of or set(gate.any_of) & set(THRESHOLDS[name])
+    frames = (healthy(name).steps, healthy(name).held_out, *(e.steps for e in healthy(name).earlier.values()))
+    assert all(any(field in frame.columns for frame in frames) for field in fields(name)), "a field no test spoils"
+
+
+def spoil_values(value: Any) -> Any:
+    def spoil(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+        return frame.assign(**{c: value for c in columns if c in frame.columns and c != "step"})
 
     return spoil
 
 
-SPOILS = {
+SPOILS: dict[str, Any] = {
     "all NaN": spoil_values(math.nan),
     "all infinite": spoil_values(math.inf),
     "constant": spoil_values(3.0),
     "zero": spoil_values(0.0),
     "negative infinity": spoil_values(-math.inf),
-    "empty": lambda frame: frame.iloc[:0],
-    "no columns": lambda frame: pd.DataFrame(),
-    "one row": lambda frame: frame.iloc[:1],
-    "a few rows": lambda frame: frame.iloc[:9],
-    "text": lambda frame: frame.assign(loss="many", **({"step_seconds": "long"} if "phase" in frame else {})),
-    "no step": lambda frame: frame.drop(columns="step"),
+    "empty": lambda frame, _: frame.iloc[:0],
+    "no columns": lambda frame, _: pd.DataFrame(),
+    "one row": lambda frame, _: frame.iloc[:1],
+    "a few rows": lambda frame, _: frame.iloc[:9],
+    "text": spoil_values("many"),
+    "no step": lambda frame, _: frame.drop(columns="step"),
 }
 
 
-# Equal numbers are what resume_parity asks for, and "a few rows" are all that the held-out set ever gives.
+# Equal numbers are what resume_parity asks for, and what a model of memory gives; a metric may be constant. "A few
+# rows" are all that the held-out set ever gives.
 SOUND_AFTER_ALL = {("resume_parity", s) for s in ("constant", "zero", "one row", "a few rows")} | {
-    ("loss_near_baseline", "a few rows")
+    ("loss_near_baseline", "a few rows"),
+    ("memory_headroom", "constant"),
+    ("within", "constant"),
 }
 
 
 @pytest.mark.parametrize(("name", "spoilt"), sorted({(n, s) for n in NAMES for s in SPOILS} - SOUND_AFTER_ALL))
 def test_spoilt_evidence_never_passes(name: str, spoilt: str):
-    evidence = damaged(healthy(name), SPOILS[spoilt])
+    evidence = damaged(healthy(name), lambda frame: SPOILS[spoilt](frame, fields(name)))
     check = ask(name, evidence)
     assert check.outcome in (Outcome.INVALID, Outcome.FAIL), check.reason
     if spoilt in ("empty", "no columns", "one row", "no step"):
         assert check.outcome is Outcome.INVALID
+    assert "the gate broke" not in check.reason
     assert check.reason and check.next_step
     json.dumps(check.to_json(), allow_nan=False)
 
@@ -120,7 +145,7 @@ def test_no_frame_makes_a_gate_raise_and_no_bad_number_passes(name: str, data: s
     rows = data.draw(st.lists(st.integers(0, 109), max_size=60), label="rows spoilt")
     number = st.one_of(st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -1.0]), st.floats(allow_nan=True, width=32))
     value = data.draw(number, label="value")
-    column = data.draw(st.sampled_from(["loss", "step_seconds", "step", "tokens"]), label="column")
+    column = data.draw(st.sampled_from(sorted({*fields(name), "step", "tokens"})), label="column")
     keep = data.draw(st.integers(0, 110), label="rows kept")
     double = data.draw(st.booleans(), label="doubled")
     seed = data.draw(st.integers(0, 9), label="order")

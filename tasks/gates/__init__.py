@@ -1,6 +1,6 @@
 """All gates by name: importing this package fills :data:`REGISTRY`, from which YAML, reports and ``load()`` read."""
 
-from tasks.gates import efficiency, loss, recovery, stability, throughput
+from tasks.gates import bounds, efficiency, goodput, loss, memory, recovery, stability, throughput
 from tasks.gates.core import (
     REGISTRY,
     Check,
@@ -34,12 +34,15 @@ __all__ = [
     "StageFacts",
     "Unusable",
     "When",
+    "bounds",
     "efficiency",
     "enforced",
     "gate",
+    "goodput",
     "judge",
     "judge_all",
     "loss",
+    "memory",
     "recovery",
     "stability",
     "throughput",

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+SHORTEST, LONGEST = 1e-6, 1e7  # seconds; no step takes less or more
+OTHER_UNIT = 100.0  # times that a step's seconds may differ from the time between two steps' ends
+
+
 class Recorded(Protocol):
     """What :class:`Evidence` and :class:`EarlierStage` share, as far as frames are concerned."""
 
@@ -53,6 +57,20 @@ def steps(of: Recorded, name: str, phases: Sequence[str] = ("train",)) -> pd.Dat
     return frame.sort_values("step", kind="stable").drop_duplicates("step", keep="last").reset_index(drop=True)
 
 
+def refuse_gaps(evidence: Evidence, seen: statistics.Array) -> None:
+    """Refuse records with steps missing, ``seen`` being those there are: a hole may hide what a gate looks for."""
+    facts = evidence.stage
+    lost = int(seen[-1]) - int(seen[0]) + 1 - seen.size
+    if lost:
+        raise Unusable(f"{lost} steps between {int(seen[0])} and {int(seen[-1])} of {facts.name} have no record")
+    if evidence.moment != "end":
+        return
+    if seen[0] > max(facts.first_step, 1):
+        raise Unusable(f"the records of {facts.name} begin at step {int(seen[0])}, not at {max(facts.first_step, 1)}")
+    if facts.last_step and seen[-1] < facts.last_step:
+        raise Unusable(f"the records of {facts.name} end at step {int(seen[-1])}; its last is {facts.last_step}")
+
+
 def window(frame: pd.DataFrame, phase: str) -> str:
     """Say which steps were used: ``steps 111..180, phase train``."""
     return f"steps {int(frame['step'].iloc[0])}..{int(frame['step'].iloc[-1])}, phase {phase}"
@@ -72,11 +90,26 @@ def seconds(frame: pd.DataFrame, facts: StageFacts, what: str) -> statistics.Arr
         values = numbers(frame, "step_seconds", what)
     if (values <= 0).any():
         raise Unusable(f"step_seconds is not positive in {int((values <= 0).sum())} of {values.size} {what}")
+    if not (values.min() >= SHORTEST and values.max() <= LONGEST):
+        raise Unusable(f"{what} took {values.min():.3g} to {values.max():.3g} s; no step does, so it is another unit")
+    _refuse_other_clock(frame, values, facts, what)
     if np.ptp(values) <= 1e-12 * values[0]:
         raise Unusable(
             f"all {values.size} {what} took exactly {values[0]:g} s; a clock that stands still shows nothing"
         )
     return np.asarray(values)
+
+
+def _refuse_other_clock(frame: pd.DataFrame, values: statistics.Array, facts: StageFacts, what: str) -> None:
+    """Refuse step seconds that the steps' own time stamps contradict a hundredfold; modelled ones have no clock."""
+    if facts.emulated or "time" not in frame.columns or len(frame) < 2:
+        return
+    apart = np.diff(frame["time"].to_numpy(dtype=float))
+    if not (np.isfinite(apart).all() and (apart > 0).all()):
+        return
+    said, passed = float(np.median(values)), float(np.median(apart))
+    if not passed / OTHER_UNIT < said < passed * OTHER_UNIT:
+        raise Unusable(f"{what} say that they took {said:.3g} s and ended {passed:.3g} s apart: another unit")
 
 
 def measured(

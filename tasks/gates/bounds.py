@@ -1,0 +1,149 @@
+"""Gates on bounds: a metric that stays where it belongs, and a result that is not better than it can be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from tasks import statistics
+from tasks.gates import frames, launches, next_measurement, scaling
+from tasks.gates.core import Check, Evidence, Outcome, Unusable, gate
+from tasks.gates.thresholds import Confidence, NotNegative
+
+
+@gate(when="end", needs=("step",), ordered=(("low", "high"),), any_of=("low", "high"))
+def within(
+    evidence: Evidence,
+    *,
+    metric: str,
+    low: float | None = None,
+    high: float | None = None,
+    phase: Literal["replay", "canary", "train"] = "train",
+    over: Literal["every step", "mean"] = "every step",
+    confidence: Confidence = 0.95,
+) -> Check:
+    """A recorded metric stays between its bounds, at every step or in the mean."""
+    name = evidence.stage.name
+    if low is None and high is None:
+        raise Unusable("neither low nor high is given, so nothing is asked")
+    frame = frames.steps(evidence, name, (phase,))
+    values = frames.numbers(frame, metric, f"{phase} steps of {name}")
+    _refuse_cut_short(evidence, frame["step"].to_numpy(dtype=int), phase)
+    asked = " to ".join("" if bound is None else f"{bound:g}" for bound in (low, high))
+    below, above = -math.inf if low is None else low, math.inf if high is None else high
+    if over == "mean":
+        mean = statistics.batch_means(values, confidence=confidence)
+        least, most, found = mean.low, mean.high, mean.value
+        outside = mean.high < below or mean.low > above
+        said = f"the mean of {metric} is {mean.value:.4g} ({mean.low:.4g} to {mean.high:.4g}); {asked} is asked"
+    else:
+        least, most = float(values.min()), float(values.max())
+        found = _furthest(values, below, above)
+        count = int(((values < below) | (values > above)).sum())
+        outside = count > 0
+        said = f"{metric} is {least:.4g} to {most:.4g} over {values.size} steps, {count} of them outside {asked}"
+    inside = below <= least and most <= above
+    outcome = Outcome.PASS if inside else Outcome.FAIL if outside else Outcome.NEED_MORE_DATA
+    return Check(
+        "within",
+        outcome,
+        said,
+        estimate=found,
+        interval=(least, most),
+        limit=high if low is None or (high is not None and found > low) else low,
+        unit=metric,
+        n=int(values.size),
+        window=frames.window(frame, phase),
+        method="every step" if over == "every step" else "batch means, t interval",
+        next_step="" if outcome is Outcome.PASS else f"look at the curve of {metric} where it leaves its bounds",
+        measurement=next_measurement.person(f"somebody looks at the curve of {metric}: its mean lies on a bound")
+        if outcome is Outcome.NEED_MORE_DATA
+        else None,
+    )
+
+
+def _refuse_cut_short(evidence: Evidence, seen: statistics.Array, phase: str) -> None:
+    """Refuse holes in a phase, and records that end before the stage does."""
+    lost = int(seen[-1]) - int(seen[0]) + 1 - seen.size
+    if lost:
+        raise Unusable(f"{lost} {phase} steps between {int(seen[0])} and {int(seen[-1])} have no record")
+    if phase == "train" and evidence.moment == "end" and seen[-1] < evidence.stage.last_step:
+        raise Unusable(f"the records end at step {int(seen[-1])}; the last of the stage is {evidence.stage.last_step}")
+
+
+def _furthest(values: statistics.Array, low: float, high: float) -> float:
+    """Return the value that is nearest to leaving the bounds, or furthest outside."""
+    room = np.minimum(values - low, high - values)
+    return float(values[int(room.argmin())])
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A result beside the better end of what was forecast for it."""
+
+    estimate: float
+    limit: float
+    suspicious: bool
+    unit: str
+    n: int
+    window: str
+    said: str
+
+
+@gate(when="end", needs=("step_seconds", "held_out"))
+def too_good(evidence: Evidence, *, speed_margin: NotNegative = 0.02, loss_margin: NotNegative = 0.01) -> Check:
+    """Neither speed nor loss is better than the forecast's interval allows: what is too good is first explained."""
+    forecast = evidence.forecast or {}
+    found = (_speed(evidence, forecast, speed_margin), _loss(evidence, forecast, loss_margin))
+    known = [result for result in found if result is not None]
+    if not known:
+        raise Unusable(f"neither a speed nor a loss was forecast for {evidence.stage.name}, so nothing can be too good")
+    worst = next((result for result in known if result.suspicious), known[0])
+    what = "somebody finds out why it is better than foretold: work left out, held-out text trained on, a unit mistaken"
+    return Check(
+        "too_good",
+        Outcome.NEED_MORE_DATA if worst.suspicious else Outcome.PASS,
+        "; ".join(result.said for result in known),
+        estimate=worst.estimate,
+        limit=worst.limit,
+        unit=worst.unit,
+        n=worst.n,
+        window="; ".join(result.window for result in known),
+        against="the forecast registered before the stage started",
+        method="the better end of the forecast's 90% interval and a margin; a speed's own interval must lie beyond",
+        next_step=what if worst.suspicious else "",
+        measurement=next_measurement.person(what) if worst.suspicious else None,
+    )
+
+
+def _speed(evidence: Evidence, forecast: Mapping[str, Any], margin: float) -> _Result | None:
+    """Compare tokens/s/GPU with the upper end of what was forecast; None where no speed was."""
+    high = (forecast.get("throughput") or {}).get("high")
+    if high is None or scaling.registered(forecast) is None:
+        return None
+    limit = float(high) * (1.0 + margin)
+    if not (math.isfinite(limit) and limit > 0):
+        raise Unusable(f"the registered speed {high!r} is none")
+    own = launches.of_stage(evidence, evidence.stage)
+    mean = launches.together([own], launches.launch_noise(evidence.noise, None), 0.95)
+    said = f"{mean.value:,.0f} tokens/s/GPU, where at most {float(high):,.0f} was forecast, {margin:.0%} let pass"
+    return _Result(mean.value, limit, mean.low > limit, "tokens/s/GPU", mean.n, own.window, said)
+
+
+def _loss(evidence: Evidence, forecast: Mapping[str, Any], margin: float) -> _Result | None:
+    """Compare the held-out loss at the end with the lower end of its band; None where no loss was forecast."""
+    low = (forecast.get("held_out_loss") or {}).get("low")
+    if low is None:
+        return None
+    if not math.isfinite(float(low)):
+        raise Unusable(f"the registered loss {low!r} is none")
+    loss, step, _ = frames.held_out_loss(evidence, evidence.stage.name, at="end")
+    if step < evidence.stage.last_step:
+        raise Unusable(f"the last held-out loss is of step {step}, not of the last, {evidence.stage.last_step}")
+    limit = float(low) - margin
+    said = f"a held-out loss of {loss:.4f}, where at least {float(low):.4f} was forecast, {margin:g} let pass"
+    return _Result(loss, limit, loss < limit, "nats", 1, f"held-out set at step {step}", said)
