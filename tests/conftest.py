@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from launching import job, launcher  # noqa: F401  # fixtures
 from running import steps, until
 
 from tasks.launch import job_of, launch, launcher_of
@@ -108,10 +109,10 @@ def scaleup_home(tmp_path, monkeypatch):
 
 def end_job_of(stage):
     """End a stage's job and see that nothing of any attempt is left."""
-    job = job_of(stage)
-    launcher_of(plan_of(stage)).cancel(job, "the test is over")
-    for attempt in range(1, job.attempt + 1):
-        assert marked(job.name.replace(f".{job.attempt}.", f".{attempt}.")) == []
+    newest = job_of(stage)
+    launcher_of(plan_of(stage)).cancel(newest, "the test is over")
+    for attempt in range(1, newest.attempt + 1):
+        assert marked(newest.name.replace(f".{newest.attempt}.", f".{attempt}.")) == []
 
 
 @pytest.fixture

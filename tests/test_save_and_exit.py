@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import trained
 from conftest import EXPERIMENT
+from launching import SLEEPER, program
 from running import steps, until
 
 from tasks.cancel import cancel, mark_person, record_cause
 from tasks.errors import StageStopped
 from tasks.launch import job_of, launch, launcher_of
-from tasks.launchers import Job
 from tasks.launchers.local import LocalLauncher
 from tasks.launchers.processes import marked
 from tasks.run import plan_of
@@ -110,18 +110,10 @@ def test_a_trainer_that_is_done_when_its_hours_are_up_has_succeeded(waiting):
     assert not stage.cause.exists()
 
 
-def job_in(folder, text, **changes):
-    return Job(
-        name=f"test.{folder.name}.1", attempt=1, command=("python", "-c", text), nodes=1, gpus_per_node=1, hours=1.0,
-        folder=str(folder / "attempt_1"), metrics=str(folder / "metrics.jsonl"),
-        checkpoints=str(folder / "checkpoints"), cwd=str(folder), sigusr1=True, **changes,
-    )  # fmt: skip
-
-
-def test_one_that_says_it_saves_and_does_not_is_ended_after_its_time(tmp_path):
-    deaf = "import signal, time; signal.signal(signal.SIGUSR1, signal.SIG_IGN); print('here', flush=True)\n"
+def test_one_that_says_it_saves_and_does_not_is_ended_after_its_time(job):
     launcher = LocalLauncher(grace_seconds=2.0, save_seconds=0.2)
-    job = job_in(tmp_path, deaf + "time.sleep(600)")
+    deaf = "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN); " + SLEEPER
+    job = program(replace(job, sigusr1=True), deaf)
     launcher.submit(job)
     until(lambda: "here" in job.log.read_text())
     launcher.cancel(job, "enough", save=True)
@@ -129,8 +121,7 @@ def test_one_that_says_it_saves_and_does_not_is_ended_after_its_time(tmp_path):
     assert marked(job.name) == []
 
 
-def test_only_the_command_s_own_process_gets_the_signal(tmp_path):
-    family = """
+FAMILY = """
 import signal, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import sys; print('child', flush=True); sys.stdin.read()"],
                          stdin=subprocess.PIPE)
@@ -143,8 +134,10 @@ print("parent", flush=True)
 while True:
     signal.pause()
 """
-    launcher = LocalLauncher(grace_seconds=2.0)
-    job = job_in(tmp_path, family)
+
+
+def test_only_the_command_s_own_process_gets_the_signal(launcher, job):
+    job = program(replace(job, sigusr1=True), FAMILY)
     launcher.submit(job)
     until(lambda: {"child", "parent"} <= set(job.log.read_text().split()))
     launcher.cancel(job, "enough", save=True)
@@ -152,15 +145,12 @@ while True:
     assert launcher.poll(job).exit_code == 0
 
 
-def test_our_trainer_s_forked_ranks_save_together_and_go_on(tmp_path):
+def test_our_trainer_s_forked_ranks_save_together_and_go_on(launcher, job, tmp_path):
     spans = (trained.span(1, 400, 20),)
     folder = trained.order(tmp_path / "stage", *spans, checkpointing=Checkpointing(every_steps=1000, keep=2))
-    launcher = LocalLauncher()
-    first = Job(
-        name=f"test.{tmp_path.name}.1", attempt=1, command=(sys.executable, "-m", "training.train", str(folder)),
-        nodes=1, gpus_per_node=8, hours=1.0, folder=str(folder / "attempt_1"), metrics=str(folder / "metrics.jsonl"),
-        checkpoints=str(folder / "checkpoints"), cwd=str(Path(__file__).parent.parent), sigusr1=True,
-    )  # fmt: skip
+    command = (sys.executable, "-m", "training.train", str(folder))
+    files = {"metrics": str(folder / "metrics.jsonl"), "checkpoints": str(folder / "checkpoints")}
+    first = replace(job, command=command, cwd=str(Path(__file__).parent.parent), sigusr1=True, **files)
     launcher.submit(first)
     until(lambda: (folder / "metrics.jsonl").exists() and 3 in trained.steps(folder), 60)
     launcher.cancel(first, "enough", save=True)
@@ -174,7 +164,7 @@ def test_our_trainer_s_forked_ranks_save_together_and_go_on(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["spans"][0]["steps"] = done[-1] + 3  # the rest would take the time of 400 steps
     (folder / "config.json").write_text(json.dumps(config))
-    second = replace(first, name=f"test.{tmp_path.name}.2", attempt=2, folder=str(folder / "attempt_2"))
+    second = replace(first, attempt=2, folder=str(tmp_path / "attempt_2"))
     launcher.submit(second)
     until(lambda: launcher.poll(second).over, 60)
     assert launcher.poll(second).state == "succeeded"

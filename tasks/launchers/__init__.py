@@ -1,7 +1,7 @@
 """What runs a stage's job, and where: the Launcher protocol. A launcher knows its cluster's words, nothing of stages.
 
 To add one: a frozen dataclass with ``submit``, ``poll`` and ``cancel`` (its fields are its YAML schema), and a row in
-``tests/test_launchers.py``. Only the standard library here, since a job's supervisor imports this package.
+``tests/launching.py``. Only the standard library here, since a job's supervisor imports this package.
 """
 
 from __future__ import annotations

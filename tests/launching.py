@@ -1,0 +1,44 @@
+"""What tests of launchers share: the launchers, a job to fill, and waiting for its end."""
+
+import textwrap
+from dataclasses import replace
+
+import pytest
+from running import until
+
+from tasks.launchers import Job
+from tasks.launchers.local import LocalLauncher
+from tasks.launchers.processes import marked
+
+LAUNCHERS = {"local": LocalLauncher(grace_seconds=2.0)}
+SLEEPER = "import time; print('here', flush=True); time.sleep(600)"
+
+
+@pytest.fixture(params=LAUNCHERS)
+def launcher(request):
+    """Return each launcher in turn: what is asked of one is asked of all."""
+    return LAUNCHERS[request.param]
+
+
+@pytest.fixture
+def job(tmp_path, launcher):
+    """Return a job whose command is set by each test; end it afterwards, whatever happened."""
+    made = Job(
+        name=f"test.{tmp_path.name}.1", attempt=1, command=("true",), nodes=1, gpus_per_node=1, hours=1.0,
+        folder=str(tmp_path / "attempt_1"), metrics=str(tmp_path / "metrics.jsonl"),
+        checkpoints=str(tmp_path / "checkpoints"), cwd=str(tmp_path),
+    )  # fmt: skip
+    yield made
+    launcher.cancel(made, "the test is over")
+    assert marked(made.name) == []
+
+
+def program(job, text, *arguments):
+    """Return the job with a Python program for its command."""
+    return replace(job, command=("python", "-c", textwrap.dedent(text), *arguments))
+
+
+def end_of(launcher, job):
+    """Wait until the job is over; return how it is."""
+    until(lambda: launcher.poll(job).over)
+    return launcher.poll(job)
