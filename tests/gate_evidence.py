@@ -8,10 +8,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tasks.gates import EarlierStage, Evidence, StageFacts
+from tasks.gates import REGISTRY, Check, EarlierStage, Evidence, StageFacts, judge
 
 STEPS = 90
 HAND_OVER = 20
+THRESHOLDS: dict[str, dict[str, Any]] = {
+    "scaling_efficiency": {"reference": "gpus_8"},
+    "forecast_efficiency": {"reference": "gpus_64"},
+    "within": {"metric": "loss", "low": 0.1, "high": 10.0},
+}
 
 
 def facts(name: str = "gpus_8", gpus: int = 8, *, per_gpu: int = 4096, index: int = 0, **other: Any) -> StageFacts:
@@ -113,3 +118,30 @@ def third_stage_entry(slope: float, *, seed: int = 0, sd: float = 0.0001, **targ
     stage = facts("gpus_1000", 1000, index=2, **{"asks_canary": True, "steps_at_stake": 120, **target})
     rows = pd.DataFrame({"step": [], "tokens": [], "loss": [], "at": []})
     return Evidence(stage, empty, rows, stages, previous="gpus_64", moment="entry")
+
+
+def healthy(gate: str) -> Evidence:
+    """Evidence of real stages on which a gate passes: of a rehearsal's clock less is asked."""
+    evidence = third_stage_entry(-0.005) if gate == "forecast_efficiency" else second_stage()
+    earlier = {name: replace(e, facts=replace(e.facts, emulated=False)) for name, e in evidence.earlier.items()}
+    if gate != "forecast_efficiency":
+        earlier["gpus_8"] = replace(earlier["gpus_8"], held_out=held_out(facts(), 5.5, 3.1, hand_over=3.2))
+    return replace(evidence, stage=replace(evidence.stage, emulated=False), earlier=earlier)
+
+
+def ask(gate: str, evidence: Evidence) -> Check:
+    """Ask a gate with the thresholds that it must be given."""
+    return judge(REGISTRY[gate], evidence, THRESHOLDS.get(gate))
+
+
+def fields(gate: str) -> list[str]:
+    """The columns that a gate reads, by what it says it needs: these are spoilt below."""
+    capabilities = {"held_out": "loss", "replay": "loss"}
+    named = [capabilities.get(need, need) for need in REGISTRY[gate].needs]
+    return [*named, THRESHOLDS.get(gate, {}).get("metric", named[0])]
+
+
+def damaged(evidence: Evidence, spoil: Any) -> Evidence:
+    """The same evidence with every frame spoilt."""
+    earlier = {n: EarlierStage(e.facts, spoil(e.steps), spoil(e.held_out)) for n, e in evidence.earlier.items()}
+    return replace(evidence, steps=spoil(evidence.steps), held_out=spoil(evidence.held_out), earlier=earlier)

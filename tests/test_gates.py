@@ -4,52 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from typing import Any, Literal, get_origin, get_type_hints
 
 import numpy as np
 import pandas as pd
 import pytest
-from gate_evidence import facts, held_out, second_stage, third_stage_entry
+from gate_evidence import THRESHOLDS, ask, damaged, facts, fields, healthy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.gates import REGISTRY, Check, EarlierStage, Evidence, Gate, Outcome, Unusable, enforced, judge, worst
+from tasks.gates import REGISTRY, Check, Evidence, Gate, Outcome, Unusable, enforced, judge, worst
 from tasks.gates.core import OPTIONS
 
 NAMES = sorted(REGISTRY)
-THRESHOLDS: dict[str, dict[str, Any]] = {
-    "scaling_efficiency": {"reference": "gpus_8"},
-    "forecast_efficiency": {"reference": "gpus_64"},
-    "within": {"metric": "loss", "low": 0.1, "high": 10.0},
-}
-
-
-def healthy(gate: str) -> Evidence:
-    if gate == "forecast_efficiency":
-        return third_stage_entry(-0.005)
-    evidence = second_stage()
-    if gate in ("goodput", "steady_throughput"):  # of which a rehearsal is asked less
-        evidence = replace(evidence, stage=replace(evidence.stage, emulated=False))
-    one = evidence.earlier["gpus_8"]
-    return replace(evidence, earlier={"gpus_8": replace(one, held_out=held_out(one.facts, 5.5, 3.1, hand_over=3.2))})
-
-
-def ask(gate: str, evidence: Evidence) -> Check:
-    return judge(REGISTRY[gate], evidence, THRESHOLDS.get(gate))
-
-
-def fields(gate: str) -> list[str]:
-    """The columns that a gate reads, by what it says it needs: these are spoilt below."""
-    capabilities = {"held_out": "loss", "replay": "loss"}
-    named = [capabilities.get(need, need) for need in REGISTRY[gate].needs]
-    return [*named, THRESHOLDS.get(gate, {}).get("metric", named[0])]
-
-
-def damaged(evidence: Evidence, spoil: Any) -> Evidence:
-    """The same evidence with every frame spoilt."""
-    earlier = {n: EarlierStage(e.facts, spoil(e.steps), spoil(e.held_out)) for n, e in evidence.earlier.items()}
-    return replace(evidence, steps=spoil(evidence.steps), held_out=spoil(evidence.held_out), earlier=earlier)
 
 
 def test_the_gates_of_the_ladder():

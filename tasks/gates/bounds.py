@@ -32,7 +32,7 @@ def within(
         raise Unusable("neither low nor high is given, so nothing is asked")
     frame = frames.steps(evidence, name, (phase,))
     values = frames.numbers(frame, metric, f"{phase} steps of {name}")
-    _refuse_cut_short(evidence, frame["step"].to_numpy(dtype=int), phase)
+    frames.refuse_cut_short(evidence, frame, phase)
     asked = " to ".join("" if bound is None else f"{bound:g}" for bound in (low, high))
     below, above = -math.inf if low is None else low, math.inf if high is None else high
     if over == "mean":
@@ -64,15 +64,6 @@ def within(
         if outcome is Outcome.NEED_MORE_DATA
         else None,
     )
-
-
-def _refuse_cut_short(evidence: Evidence, seen: statistics.Array, phase: str) -> None:
-    """Refuse holes in a phase, and records that end before the stage does."""
-    lost = int(seen[-1]) - int(seen[0]) + 1 - seen.size
-    if lost:
-        raise Unusable(f"{lost} {phase} steps between {int(seen[0])} and {int(seen[-1])} have no record")
-    if phase == "train" and evidence.moment == "end" and seen[-1] < evidence.stage.last_step:
-        raise Unusable(f"the records end at step {int(seen[-1])}; the last of the stage is {evidence.stage.last_step}")
 
 
 def _furthest(values: statistics.Array, low: float, high: float) -> float:
@@ -128,7 +119,7 @@ def _speed(evidence: Evidence, forecast: Mapping[str, Any], margin: float) -> _R
     limit = float(high) * (1.0 + margin)
     if not (math.isfinite(limit) and limit > 0):
         raise Unusable(f"the registered speed {high!r} is none")
-    own = launches.of_stage(evidence, evidence.stage)
+    own = launches.of_whole_stage(evidence)
     mean = launches.together([own], launches.launch_noise(evidence.noise, None), 0.95)
     said = f"{mean.value:,.0f} tokens/s/GPU, where at most {float(high):,.0f} was forecast, {margin:.0%} let pass"
     return _Result(mean.value, limit, mean.low > limit, "tokens/s/GPU", mean.n, own.window, said)

@@ -69,7 +69,7 @@ def scaling_efficiency(
     """A GPU of this stage does at least the asked part of the work of a GPU of the reference stage."""
     base = frames.earlier(evidence, reference, "reference stage")
     noise = launches.launch_noise(evidence.noise, launch_sd)
-    here = launches.same_size(launches.of_stage(evidence, evidence.stage), evidence)
+    here = launches.same_size(launches.of_whole_stage(evidence), evidence)
     there = launches.same_size(launches.of_stage(base, base.facts), evidence)
     compared = _Comparison(here, there, noise, confidence)
     share, outcome = compared.share, compared.outcome(at_least)

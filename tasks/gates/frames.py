@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks import statistics
 from tasks.gates.core import EarlierStage, Evidence, StageFacts, Unusable
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+SMALLEST, LARGEST = 1e-45, 3.4028235e38  # of a float32
 SHORTEST, LONGEST = 1e-6, 1e7  # seconds; no step takes less or more
 OTHER_UNIT = 100.0  # times that a step's seconds may differ from the time between two steps' ends
 
@@ -42,7 +44,16 @@ def numbers(frame: pd.DataFrame, column: str, what: str) -> statistics.Array:
     bad = ~np.isfinite(values)
     if bad.any():
         raise Unusable(f"{column} is not a finite number in {int(bad.sum())} of {bad.size} {what}")
+    beyond = ~in_float32(values)
+    if beyond.any():
+        raise Unusable(f"{column} is {values[beyond][0]:g} in {what}: no float32 holds that, so nobody measured it")
     return np.asarray(values)
+
+
+def in_float32(values: statistics.Array) -> NDArray[np.bool_]:
+    """Say of each number whether a float32 could hold it: zero, or between its smallest and its largest."""
+    size = np.abs(values)
+    return np.asarray((size == 0) | ((size >= SMALLEST) & (size <= LARGEST)))
 
 
 def steps(of: Recorded, name: str, phases: Sequence[str] = ("train",)) -> pd.DataFrame:
@@ -69,6 +80,16 @@ def refuse_gaps(evidence: Evidence, seen: statistics.Array) -> None:
         raise Unusable(f"the records of {facts.name} begin at step {int(seen[0])}, not at {max(facts.first_step, 1)}")
     if facts.last_step and seen[-1] < facts.last_step:
         raise Unusable(f"the records of {facts.name} end at step {int(seen[-1])}; its last is {facts.last_step}")
+
+
+def refuse_cut_short(evidence: Evidence, frame: pd.DataFrame, phase: str) -> None:
+    """Refuse a phase with holes, and at the end of a stage records that end before it does."""
+    facts, seen = evidence.stage, frame["step"].to_numpy(dtype=int)
+    lost = int(seen[-1]) - int(seen[0]) + 1 - seen.size
+    if lost:
+        raise Unusable(f"{lost} {phase} steps of {facts.name} between {seen[0]} and {seen[-1]} have no record")
+    if phase == "train" and evidence.moment == "end" and seen[-1] < facts.last_step:
+        raise Unusable(f"the records of {facts.name} end at step {seen[-1]}; its last is {facts.last_step}")
 
 
 def window(frame: pd.DataFrame, phase: str) -> str:

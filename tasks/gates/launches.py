@@ -73,6 +73,12 @@ def of_stage(of: Recorded, facts: StageFacts, phases: tuple[str, ...] = ("train"
     return Launch(facts, mean, window, seconds=seconds)
 
 
+def of_whole_stage(evidence: Evidence) -> Launch:
+    """Return the launch of the stage in question; raise Unusable where its records have holes or end too early."""
+    frames.refuse_cut_short(evidence, frames.steps(evidence, evidence.stage.name), "train")
+    return of_stage(evidence, evidence.stage)
+
+
 def of_probe(probe: Probe) -> Launch:
     """Return a probe's launch; raise Unusable where its records are not sound."""
     mean, seconds, window = frames.measured(

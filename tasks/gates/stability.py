@@ -27,7 +27,7 @@ def finite_loss(evidence: Evidence) -> Check:
         raise Unusable(f"{name} has no step records with a loss")
     step = frames.numbers(evidence.steps, "step", f"records of {name}").astype(int)
     loss = pd.to_numeric(evidence.steps["loss"], errors="coerce").to_numpy(dtype=float)
-    bad = ~np.isfinite(loss)
+    bad = ~(np.isfinite(loss) & (np.abs(loss) <= frames.LARGEST))
     seen = np.unique(step)
     first, last = int(seen[0]), int(seen[-1])
     if bad.any():
@@ -38,6 +38,7 @@ def finite_loss(evidence: Evidence) -> Check:
         todo = "go back to the last checkpoint before that step; look at grad_norm and learning_rate just before it"
     else:
         frames.refuse_gaps(evidence, seen)
+        frames.numbers(evidence.steps, "loss", f"records of {name}")
         if loss.size > 1 and np.ptp(loss) == 0:
             raise Unusable(f"all {loss.size} losses are exactly {loss[0]:g}; nothing was learnt, or nothing measured")
         outcome, said, todo = Outcome.PASS, f"all {loss.size} losses of steps {first} to {last} are finite", ""

@@ -26,7 +26,7 @@ def steady_throughput(
 ) -> Check:
     """The stage's throughput is known to within a few per cent."""
     noise = launches.launch_noise(evidence.noise, launch_sd)
-    own = launches.of_stage(evidence, evidence.stage)
+    own = launches.of_whole_stage(evidence)
     seen = launches.same_size(own, evidence)
     mean = launches.together(seen, noise, confidence)
     known = mean.half_width <= half_width
@@ -59,7 +59,7 @@ def _of(count: int) -> str:
 @gate(when="end", needs=("step_seconds",))
 def stall_free(evidence: Evidence, *, at_most: Excess = 1.03) -> Check:
     """No steps stall: the mean step takes hardly longer than the median one."""
-    own = launches.of_stage(evidence, evidence.stage)
+    own = launches.of_whole_stage(evidence)
     seconds = own.seconds if own.seconds is not None else np.empty(0)
     median = float(np.median(seconds))
     over = float(seconds.mean()) / median
