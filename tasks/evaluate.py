@@ -14,6 +14,7 @@ from tasks.gates import Check, Outcome, enforced, judge_all, worst
 from tasks.gates.core import gate_of
 from tasks.records import read_metrics
 from tasks.run import plan_of
+from tasks.score import score
 from tasks.stage_dir import StageDir, read_json, write_json
 
 
@@ -84,6 +85,7 @@ def evaluate(stage: StageDir) -> Verdict:
         emulated=decided.emulated,
         set_aside=tuple(sorted(aside)),
     )
+    score(stage)  # before the verdict: with that, MLflow's summary of the stage is made
     write_json(stage.verdict, verdict.to_json())
     if verdict.outcome is not Outcome.PASS and not stage.promotion.exists():  # a person may have promoted it by now
         undecided = verdict.outcome is Outcome.NEED_MORE_DATA

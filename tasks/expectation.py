@@ -19,6 +19,8 @@ from tasks.gates.core import EarlierStage, Evidence, Unusable
 from tasks.plan import Ladder, StagePlan
 
 UNKNOWN: dict[str, Any] = {"median": None, "low": None, "high": None}
+QUANTILES = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99)
+"""Points of a predictive that are registered, so that its score can say which quantile was reached."""
 MTBF_HOURS, MTBF_NODES = 8.0, 128  # Meta's RSC: a 1024-GPU job fails every 7.9 h as measured (GATES 5)
 
 
@@ -34,7 +36,8 @@ def throughput(evidence: Evidence) -> tuple[dict[str, Any], scaling.Outlook | No
     says = f"{outlook.method}; from {', '.join(f'{p.facts.name} {p.window}' for p in points)}"
     if evidence.stage.tier > max(p.facts.tier for p in points):
         says += "; it spans a network tier that no record has seen, which only the canary will"
-    return {**said, "median": median, "low": low, "high": high, "says": says}, outlook
+    grid = [[p, outlook.quantile(p)] for p in QUANTILES]
+    return {**said, "median": median, "low": low, "high": high, "quantiles": grid, "says": says}, outlook
 
 
 def held_out_loss(evidence: Evidence, decided: StagePlan, ladder: Ladder) -> dict[str, Any]:
@@ -52,7 +55,10 @@ def held_out_loss(evidence: Evidence, decided: StagePlan, ladder: Ladder) -> dic
         f"{source}; sd {found.bend_sd:.4f} for the curve's bend, {found.batch_sd:.4f} for the batch, "
         f"{found.fit_sd:.4f} for scatter"
     )
-    return {**said, "median": found.median, "low": found.low, "high": found.high, "says": says}
+    sd = (found.high - found.median) / statistics.t_quantile(0.95, statistics.TAILS)
+    grid = [[p, found.median + sd * statistics.t_quantile(p, statistics.TAILS)] for p in QUANTILES]
+    band = {"median": found.median, "low": found.low, "high": found.high}
+    return {**said, **band, "quantiles": grid, "says": says}
 
 
 def _curve(evidence: Evidence, decided: StagePlan, ladder: Ladder) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
@@ -150,11 +156,19 @@ def stage_tokens(decided: StagePlan, ladder: Ladder) -> float:
 
 
 def uninterrupted(decided: StagePlan, wall: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chance that nothing fails while the stage runs: exp(-T / M), M by nodes from a published rate."""
+    """Return the failures to be expected, with a 90% interval of the count, and the chance of none: exp(-T / M).
+
+    M by nodes from a published rate; failures as a Poisson process, though real ones come in bursts (GATES 5).
+    """
     mtbf = MTBF_HOURS * MTBF_NODES / decided.nodes
     hours = wall["median"] / 3600.0 if wall["median"] is not None else decided.real.stage.hours
-    says = f"a job of {MTBF_NODES} nodes fails every {MTBF_HOURS:g} h in Meta's published records; ours are too few yet"
-    return {"probability": math.exp(-hours / mtbf), "mtbf_hours": mtbf, "hours": hours, "says": says}
+    low, high = statistics.poisson_interval(hours / mtbf)
+    says = (
+        f"{hours:,.1f} h / {mtbf:,.0f} h between failures on {decided.nodes} nodes; a job of {MTBF_NODES} nodes fails "
+        f"every {MTBF_HOURS:g} h in Meta's published records, ours are too few yet"
+    )
+    expected = {"expected": hours / mtbf, "low": low, "high": high, "probability": math.exp(-hours / mtbf)}
+    return {**expected, "mtbf_hours": mtbf, "hours": hours, "says": says}
 
 
 def price_of_error(

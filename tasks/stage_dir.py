@@ -208,6 +208,11 @@ class StageDir:
         return self.path / "verdict.json"
 
     @property
+    def score(self) -> Path:
+        """The stage's forecast against what came of it."""
+        return self.path / "score.json"
+
+    @property
     def promotion(self) -> Path:
         """The recorded leave to start the next stage."""
         return self.path / "promotion.json"

@@ -38,6 +38,7 @@ from tasks.statistics.means import (
 )
 from tasks.statistics.predictive import TAILS, Predictive, bisect
 from tasks.statistics.scaling import SIGMA, SLOPES, strong_scaling, weak_scaling
+from tasks.statistics.spread import Spread, poisson_interval, poisson_quantile, spread, without
 
 __all__ = [
     "LAUNCH_SD",
@@ -53,6 +54,7 @@ __all__ = [
     "LossForecast",
     "Mean",
     "Predictive",
+    "Spread",
     "TwoTiers",
     "across_launches",
     "alarm_threshold",
@@ -71,10 +73,14 @@ __all__ = [
     "lasting",
     "noise_left",
     "paired_difference",
+    "poisson_interval",
+    "poisson_quantile",
     "ratio",
     "spikes",
+    "spread",
     "strong_scaling",
     "t_quantile",
     "warm_up",
     "weak_scaling",
+    "without",
 ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.stage_dir import StageDir, read_json, write_json
 from tasks.tracking import _LIVE_SECONDS, _read_state, ship_files, ship_status, ship_tags, summary
 from tasks.tracking.curves import Marker, Point, next_batch
+from tasks.tracking.params import params
 
 if TYPE_CHECKING:
     from tasks.tracking.server import Server
@@ -48,7 +49,7 @@ class StageShipment:
 
     def _params(self) -> None:
         # MLflow refuses a parameter's second value; what an amended recipe changes stands in config.json.
-        new = {k: v for k, v in summary.params(self.stage).items() if k not in self.state.get("params", {})}
+        new = {k: v for k, v in params(self.stage).items() if k not in self.state.get("params", {})}
         if new:
             self.server.store(self.state["run_id"], params=new)
             self.state["params"] = {**self.state.get("params", {}), **new}

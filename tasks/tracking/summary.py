@@ -1,4 +1,4 @@
-"""What MLflow shows of a run and a stage beside curves: parameters, few summary metrics, tags, a description.
+"""What MLflow shows of a run and a stage beside curves and parameters: few summary metrics, tags, a description.
 
 Every stage has the same names, so that MLflow's own compare page lines stages up. All is read from the folders.
 """
@@ -101,41 +101,10 @@ def header(metrics: Path) -> dict[str, Any]:
     return first if isinstance(first, dict) and first.get("kind") == "header" else {}
 
 
-def params(stage: StageDir) -> dict[str, str]:
-    """Return what was decided before the stage started."""
-    config = read_json(stage.config)
-    if config is None:
-        return {}
-    span = config["spans"][-1]
-    emulation: Mapping[str, Any] = config.get("emulation") or {}
-    job = read_json(stage.job) or {}
-    found: dict[str, Any] = {
-        "gpus": config["gpus"],
-        "nodes": -(-config["gpus"] // emulation["gpus_per_node"]) if emulation else job.get("nodes"),
-        "batch_sequences": span["batch_sequences"],
-        "learning_rate": span["learning_rate"],
-        "emulated": bool(emulation),
-        "sequence_length": config["sequence_length"],
-        "precision": config["precision"],
-        "processes": config.get("processes") or config["gpus"],
-        "data": config["data"],
-        "seed": config["seed"],
-        "start": config["start"]["kind"],
-        # Words, not two numbers: the compare page draws the first three numeric parameters that differ.
-        "steps": f"{config['spans'][0]['first_step']} to {span['first_step'] + span['steps'] - 1}",
-    }
-    found |= {f"model_{name}": value for name, value in config["model"].items()}
-    if emulation:
-        found["layout"] = "tensor {recipe_tensor} x pipeline {recipe_pipeline} x shard {recipe_shard}".format(
-            **emulation
-        )
-        found["recipe_batch_sequences"] = emulation["recipe_batch_sequences"]
-        found["recipe_sequence_length"] = emulation["recipe_sequence_length"]
-    return {name: str(value) for name, value in found.items() if value is not None}
-
-
 def metrics(stage: StageDir) -> tuple[dict[str, float], int, int]:
     """Return (summary metrics, tokens, ms) of the records so far; MLflow's compare page draws the first one."""
+    from tasks import score  # with it come the gates, which most looks do without
+
     try:
         records = read_metrics(stage.metrics)
     except ScaleupError:
@@ -149,6 +118,7 @@ def metrics(stage: StageDir) -> tuple[dict[str, float], int, int]:
         if check["gate"] == "loss_near_baseline" and None not in (check.get("estimate"), check.get("limit")):
             # Its estimate is a loss or an excess over a curve, as there is a curve or none; the margin is one thing.
             found["loss_margin"] = float(check["limit"]) - float(check["estimate"])
+    found |= score.summary(stage)
     last = records.steps.iloc[-1]
     time = milliseconds(float(last["time"])) if last["time"] == last["time"] else None
     return found, int(last["tokens"]), time or began(stage)
