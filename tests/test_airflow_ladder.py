@@ -39,6 +39,8 @@ def there(tmp_path_factory, files):
     made.experiment("unsure", **{**QUICK, "stages": [UNSURE]})
     for name in ("killed", "stopped", "ended"):
         made.experiment(name, **QUICK, settings={"wait_at": 10, "wait_for": str(files / name)})
+    two = {**QUICK, "stages": STAGES[:2]}
+    made.experiment("cleared", **two, settings={"wait_at": 70, "wait_for": str(files / "cleared")})
     (root / "experiments" / "broken.yaml").write_text("cluster: here\nstages: nonsense\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCALEUP_HOME", str(home))
@@ -115,6 +117,41 @@ def test_everything_is_killed_and_the_same_run_finishes_with_each_step_once(ther
         assert stage.report_html.exists()
     assert run.report_html.exists() and outcome(run).promoted
     assert records(run.stage("gpus_8")).count('"kind": "header"') == 2
+
+
+TASKS = ("forecast", "launch", "watch", "evaluate", "promote", "cancel", "report")
+
+
+def test_a_stage_s_tasks_cleared_while_the_next_one_runs_change_nothing(there, files):
+    run = there.trigger("cleared", "one")
+    first, second = run.stage("gpus_8"), run.stage("gpus_64")
+    until(lambda: 69 in steps(second), 120)
+    there.wait_for(run, "gpus_64.watch", "running")
+    there.wait_for(run, "gpus_8.report", "success")
+    known = [path.read_bytes() for path in kept(first) + kept(second)[:2]]
+
+    for some in (TASKS[::2], TASKS[1::2]):  # none with a neighbour, on which it would wait
+        tasks = [f"gpus_8.{name}" for name in some]
+        tried = {task: there.tries(run, task) for task in tasks}
+        there.api.clear("scale_up_cleared", "one", tasks)
+        for task in tasks:
+            until(lambda task=task, tried=tried: there.tries(run, task) > tried[task], 60)
+            there.wait_for(run, task, "success")
+    assert [path.read_bytes() for path in kept(first) + kept(second)[:2]] == known
+    assert steps(second)[-1] == 69
+
+    (files / "cleared").touch()
+    assert there.ended(run) == "success" and outcome(run).promoted
+    for stage in (first, second):
+        assert not stage.attempt(2).exists() and records(stage).count('"kind": "header"') == 1
+        assert read_json(stage.attempt(1) / "exit.json")["restarts"] == 0
+        logged = there.logged_tokens(stage)
+        assert len(logged) == len(set(logged)) == len(set(steps(stage)))
+
+
+def kept(stage):
+    """Return the files that say which job was started, once, and what was promoted."""
+    return [stage.job, stage.attempt(1) / "supervisor.json", stage.metrics, stage.promotion]
 
 
 @pytest.mark.parametrize("what", ["task", "run"])
