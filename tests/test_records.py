@@ -170,16 +170,93 @@ def test_follow_names_a_broken_line_that_no_header_explains(path):
         follow(path, 0)
 
 
-def test_time_grows_linearly_with_the_file(path):
-    """Quadratic growth would take 8 times 8 = 64 times longer for 8 times the lines; linear is 8."""
+def test_rows_of_different_fields_make_one_frame_however_many_there_are(path):
+    """Fields come and go in the course of a long file, and not all of them are numbers."""
+    rows = [step(n, n / 7) for n in range(1, 3001)]
+    for n, row in enumerate(rows):
+        if n % 3 == 0:
+            row["grad_norm"] = n / 2
+        if n > 2500:
+            row["router"] = f"expert {n}"
+        if n == 2000:
+            row |= {"grad_norm": "0.5", "memory_gib": "plenty", "batch": None}
+    steps = read_metrics(write(path, *rows)).steps
+    assert steps["step"].tolist() == list(range(1, 3001))
+    assert steps["loss"].tolist() == [row["loss"] for row in rows]
+    known = [float(row["grad_norm"]) if "grad_norm" in row else math.nan for row in rows]
+    assert steps["grad_norm"].tolist() == pytest.approx(known, nan_ok=True)
+    assert steps["router"].isna().sum() == 2501
+    assert steps["router"].iloc[-1] == "expert 2999"
+    assert steps["memory_gib"].isna().all()
+    assert list(steps.columns) == [*STEP_COLUMNS, "router"]
+    assert {str(steps[name].dtype) for name in ("step", "attempt", "tokens")} == {"int64"}
+    assert {str(steps[name].dtype) for name in ("loss", "grad_norm", "memory_gib", "batch")} == {"float64"}
 
-    def seconds(count):
-        write(path, *(step(n, grad_norm=1.0, memory_gib=2.0) for n in range(count)))
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("step", "NaN"), ("step", "1e300"), ("tokens", "Infinity"), ("step", "-1e400"), ("attempt", "null"),
+     ("attempt", "1.5"), ("tokens", "9223372036854775807")],
+)  # fmt: skip
+def test_what_counts_nothing_is_named_and_breaks_nothing(path, name, text):
+    fields = {"step": "1", "tokens": "8", "loss": "1.0", "step_seconds": "0.5", name: text}
+    path.write_text("{" + ", ".join(f'"{key}": {value}' for key, value in fields.items()) + "}\n")
+    with pytest.raises(RecordsInvalid, match=rf"line 1: {name} is .*; it must be a whole number"):
+        read_metrics(path)
+
+
+def test_a_number_beyond_all_floats_is_infinite(path):
+    path.write_text(
+        f'{{"step": 1, "tokens": 8, "loss": {10**400}, "step_seconds": 0.5, "batch": {-(10**400)}, "time": 1e400}}\n'
+    )
+    steps = read_metrics(path).steps
+    assert steps[["loss", "batch", "time"]].values.tolist() == [[math.inf, -math.inf, math.inf]]
+
+
+def test_what_the_standard_library_reads_is_read(path):
+    lines = ['\ufeff{"step": 1, "tokens": 8, "loss": 1.0, "step_seconds": 0.5}', json.dumps(step(2, note="\ud800")), ""]
+    path.write_text("\n".join(lines))
+    assert read_metrics(path).steps["step"].tolist() == [1, 2]
+
+
+def test_nesting_without_end_is_no_object_and_no_crash(path):
+    path.write_text('{"a":' * 100_000 + "\n" + json.dumps(step(2)) + "\n")
+    with pytest.raises(RecordsInvalid, match="line 1 is not a JSON object"):
+        read_metrics(path)
+
+
+def test_a_broken_line_goes_before_an_unfinished_one(path):
+    path.write_text(json.dumps(step(1)) + '\n{oops\n{"kind": "st')
+    with pytest.raises(RecordsInvalid, match=r"line 2 is not a JSON object: '\{oops'"):
+        read_metrics(path)
+
+
+def test_a_look_costs_what_its_new_records_cost_however_long_the_file(path):
+    few, many = path.with_name("few.jsonl"), path.with_name("many.jsonl")
+    offsets = {}
+    for file, count in ((few, 2_000), (many, 100_000)):
+        write(file, *(step(n) for n in range(count - 1_000)))
+        offsets[file] = follow(file, 0)[1]
+        with file.open("a") as more:
+            more.writelines(json.dumps(step(n)) + "\n" for n in range(count - 1_000, count))
+
+    def seconds(file):
         began = time.process_time()
-        assert len(read_metrics(path).steps) == count
+        assert len(follow(file, offsets[file])[0]) == 1_000
         return time.process_time() - began
 
-    seconds(1_000)
-    small = min(seconds(4_000) for _ in range(3))
-    large = seconds(32_000)
-    assert large < 24 * small
+    assert min(seconds(many) for _ in range(9)) <= 2 * min(seconds(few) for _ in range(9))
+
+
+def test_ten_times_the_records_cost_at_most_twelve_times_the_time(path):
+    few, many = path.with_name("few.jsonl"), path.with_name("many.jsonl")
+    for file, count in ((few, 10_000), (many, 100_000)):
+        write(file, {"kind": "header"}, *(step(n, grad_norm=1.0, memory_gib=2.0) for n in range(count)))
+
+    def seconds(file):
+        began = time.process_time()
+        read_metrics(file)
+        return time.process_time() - began
+
+    seconds(few)
+    assert min(seconds(many) for _ in range(3)) <= 12 * min(seconds(few) for _ in range(5))
