@@ -15,7 +15,7 @@ from tasks.measure import end_probes
 from tasks.run import plan_of, runs
 from tasks.stage_dir import StageDir, read_json, write_json
 
-Cause = Literal["job_over", "gate", "hours", "queue", "person", "orphan"]
+Cause = Literal["job_over", "gate", "live", "hours", "queue", "person", "orphan"]
 
 
 def record_cause(stage: StageDir, cause: Cause, detail: str, **more: Any) -> dict[str, Any]:

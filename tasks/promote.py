@@ -57,7 +57,7 @@ def _leave(stage: StageDir, because: str, by: str) -> dict[str, Any]:
     """Record a person's leave where the forecast, an early gate or a live rule stood against the stage."""
     against = (read_json(stage.forecast) or {}).get("outcome", "PASS") != "PASS" or stage.cause.exists()
     if not against:
-        raise StageRefused(f"nothing stands against {stage.name}: neither its forecast nor an early gate nor a live rule refused it")
+        raise StageRefused(f"nothing stands against {stage.name}: neither its forecast nor an early gate refused it")
     record = {"by": "person", "person": by, "because": because, "time": time.time(), "kind": "leave"}
     write_json(stage.leave, record)
     lift_cause(stage)

@@ -161,6 +161,15 @@ class StageDir:
         return self.path / "watch.json"
 
     @property
+    def live(self) -> Path:
+        """Alarms of the live rules, and what these remember between looks."""
+        return self.path / "live.json"
+
+    def set_aside(self, number: int) -> Path:
+        """Folder for checkpoints of an attempt that nobody goes on from: written after its records went wrong."""
+        return self.attempt(number) / "set_aside"
+
+    @property
     def tracking(self) -> Path:
         """Id of the MLflow child run and how far its curves have been shipped."""
         return self.path / "tracking.json"

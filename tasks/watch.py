@@ -1,7 +1,7 @@
-"""One look at a running stage: poll its job, read what is new, ship it, judge the early gates, say how far it is.
+"""One look at a running stage: poll its job, read what is new, ship it, judge it live, say how far it is.
 
 A look decides nothing by failing: an exception in it leaves the job alone. Only what it writes into ``cause.json``
-(job over, gate, hours, queue) ends a stage, and :mod:`tasks.cancel` acts on nothing else.
+(job over, gate, live rule, hours, queue) ends a stage, and :mod:`tasks.cancel` acts on nothing else.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tasks import tracking
+from tasks import live, tracking
 from tasks.cancel import record_cause
 from tasks.errors import StageStopped
 from tasks.job_log import describe_end
 from tasks.launch import launcher_of, relaunch, require_job
 from tasks.launchers import Job, JobState
+from tasks.live.act import act, count_repair
+from tasks.live.checkpoints import newest
 from tasks.patience import timeout_seconds
 from tasks.plan import StagePlan
 from tasks.records import follow, furthest_step
@@ -25,7 +27,6 @@ from tasks.stage_dir import StageDir, read_json, write_json
 
 __all__ = ["Look", "look", "timeout_seconds"]
 
-REPAIRS = 3  # a job lost more often than this has a cluster's trouble, which another attempt does not mend
 _PATIENCE_SECONDS = 120.0  # the launcher ends a job at its hours itself, and says so a moment later
 
 
@@ -54,17 +55,20 @@ def look(stage: StageDir, now: float | None = None) -> Look:
         if stage.promotion.exists():  # also by a person, over whatever ended the job
             return _look(stage, decided, JobState("succeeded", "promoted"), read_json(stage.watch) or {"step": 0})
         state = launcher_of(decided).poll(job)  # before the records: whoever is over has written all of them
-        seen = _read_new(stage, state, now)
+        seen, judged, alarms = _read_new(stage, decided, job, state, now)
         if state.exit_code == 0 and seen["step"] >= decided.last_step:  # it was asked to save at its very last step
             state = replace(state, state="succeeded", reason="finished")
         tracking.sync(stage.run)
         _stop_if_told(stage)
         _judge_early(stage, decided, seen)
-        if state.state == "lost":
-            state = _repair(stage, job, seen)
-        _stop_if_ended(stage, job, state, decided, seen)
         _stop_if_late(stage, decided, seen, state, now)
-        return _measuring(stage, _look(stage, decided, state, seen), seen)
+        state = act(stage, decided, job, state, judged, seen)
+        if state.state == "lost":
+            state = _repair(stage, job, judged, seen)
+        _stop_if_ended(stage, job, state, decided, seen)
+        said = "".join(f"; {alarm.rule} ({alarm.action}): {alarm.says}" for alarm in alarms)
+        found = _look(stage, decided, state, seen)
+        return _measuring(stage, replace(found, line=found.line + said), seen)
 
 
 def _measuring(stage: StageDir, now: Look, seen: dict[str, Any]) -> Look:
@@ -78,13 +82,17 @@ def _measuring(stage: StageDir, now: Look, seen: dict[str, Any]) -> Look:
     return now if line is None else replace(now, done=False, state="measuring", line=f"{stage.name}: {line}")
 
 
-def _read_new(stage: StageDir, state: JobState, now: float) -> dict[str, Any]:
-    """Read the records since the last look and return what is remembered between looks."""
+def _read_new(
+    stage: StageDir, decided: StagePlan, job: Job, state: JobState, now: float
+) -> tuple[dict[str, Any], live.LiveState, list[live.Alarm]]:
+    """Read and judge the records since the last look; return what is remembered between looks, and new alarms."""
     seen = read_json(stage.watch) or {"offset": 0, "step": 0, "first_look": now}
     begun = (read_json(stage.job) or {})["begun"]
     if seen.get("begun") != begun:  # a try that a person asked for has its full hours and repairs
         seen |= {"begun": begun, "repairs": 0, "running_since": None}
-    records, seen["offset"] = follow(stage.metrics, seen["offset"])
+        seen.pop("repaired_at", None)
+    before = seen["offset"]
+    records, seen["offset"] = follow(stage.metrics, before)
     seen["step"] = max(seen["step"], furthest_step(records))
     for record in records:
         if record.get("kind", "step") == "step":
@@ -96,8 +104,12 @@ def _read_new(stage: StageDir, state: JobState, now: float) -> dict[str, Any]:
     seen["state"], seen["last_look"] = state.state, now
     if state.state == "running":
         seen["running_since"] = seen["running_since"] or state.started or now
+    judged, alarms = live.observe(
+        stage, decided, job, begun=begun, running=state.state == "running", new=records,
+        offsets=(before, seen["offset"]), now=now,
+    )  # fmt: skip
     write_json(stage.watch, seen)
-    return seen
+    return seen, judged, alarms
 
 
 def _finite(value: Any) -> float | None:
@@ -129,12 +141,12 @@ def _judge_early(stage: StageDir, decided: StagePlan, seen: dict[str, Any]) -> N
         raise StageStopped(f"{stage.name} is stopped at step {seen['step']}: {detail}")
 
 
-def _repair(stage: StageDir, job: Job, seen: dict[str, Any]) -> JobState:
-    """Start the next attempt of a lost job, a few times."""
-    if seen["repairs"] >= REPAIRS:
-        return JobState("failed", f"it was lost {seen['repairs'] + 1} times", log=str(job.log))
-    seen["repairs"] += 1
-    write_json(stage.watch, seen)
+def _repair(stage: StageDir, job: Job, judged: live.LiveState, seen: dict[str, Any]) -> JobState:
+    """Start the next attempt of a lost job, as long as that gets somewhere."""
+    good = newest(stage, judged.rows)
+    if not count_repair(stage, seen, good.step if good else 0):
+        reason = f"it was lost {seen['repairs'] + 1} times without a newer checkpoint"
+        return JobState("failed", reason, log=str(job.log))
     fresh = relaunch(stage, job)
     return launcher_of(plan_of(stage)).poll(fresh)
 

@@ -53,7 +53,7 @@ def test_a_climbed_run_is_not_climbed_again(climb):
 
 
 def test_a_failed_gate_ends_the_ladder_and_a_person_may_go_on(climb, configs, capsys):
-    configs.experiment(settings={"diverge_at": 25})
+    configs.experiment(settings={"diverge_at": 25}, live={"finite": {"action": "note"}})
     code, out, run = climb()
     assert code == 1
     assert "gpus_8 ended: gpus_8 is not promoted: FAIL" in out
