@@ -15,7 +15,7 @@ from tasks.gates import EarlierStage, Evidence, Outcome, judge_all
 from tasks.gates.core import gate_of
 from training import step_time
 
-ON_SPEED = {"forecast_efficiency", "canary", "steady_throughput", "scaling_efficiency"}
+ON_SPEED = {"forecast_efficiency", "canary", "steady_throughput", "stall_free", "scaling_efficiency"}
 
 
 def modelled(name: str) -> list[float]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
 
 import numpy as np
@@ -13,7 +16,7 @@ from gate_evidence import THRESHOLDS, ask, damaged, facts, fields, healthy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.gates import REGISTRY, Check, Evidence, Gate, Outcome, Unusable, enforced, judge, worst
+from tasks.gates import REGISTRY, Check, Evidence, Gate, Outcome, Unusable, enforced, frames, gate, judge, worst
 from tasks.gates.core import OPTIONS
 
 NAMES = sorted(REGISTRY)
@@ -195,3 +198,19 @@ def test_a_shadow_is_judged_and_shown_and_does_not_count():
     )  # fmt: skip
     counted = judge(gate, evidence, {"shadow": False})
     assert enforced([check, counted]) == [counted]
+
+
+def test_the_example_of_contributing_is_a_gate_that_refuses_what_it_should():
+    text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
+    code = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if block.startswith("@gate"))
+    words: dict[str, Any] = {"Check": Check, "Evidence": Evidence, "Outcome": Outcome, "Part": float}
+    exec(code, {**words, "Unusable": Unusable, "frames": frames, "gate": gate})
+    example = REGISTRY.pop("input_keeps_up")
+    evidence = healthy("finite_loss")
+    told = {
+        share: evidence.steps.assign(data_seconds=share * evidence.steps["step_seconds"]) for share in (0.01, 0.2, 2.0)
+    }
+    asked = {share: judge(example, replace(evidence, steps=steps)) for share, steps in told.items()}
+    assert [check.outcome for check in asked.values()] == [Outcome.PASS, Outcome.FAIL, Outcome.INVALID]
+    assert judge(example, evidence).outcome is Outcome.INVALID
+    assert judge(example, replace(evidence, steps=told[0.01].iloc[:-1])).outcome is Outcome.INVALID

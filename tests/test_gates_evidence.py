@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from gate_folders import THREE_STAGES, open_ladder, write_records
 
-from tasks.errors import GateFailed, StageRefused
+from tasks.config import load_experiment
+from tasks.errors import ConfigInvalid, GateFailed, StageRefused
 from tasks.evaluate import evaluate
 from tasks.evidence import evidence
 from tasks.forecast import forecast
@@ -106,3 +107,45 @@ def test_a_shadow_at_the_entry_refuses_no_stage(configs, shadow):
         return
     made = forecast(run.stage("gpus_64"))
     assert (made["outcome"], made["checks"][0]["outcome"]) == ("PASS", "FAIL")
+
+
+def test_head_room_is_not_asked_of_a_cluster_that_does_not_say_how_much_there_is(configs):
+    configs.cluster(emulated=False, memory_gib_per_gpu=None)
+    stages = configs.stages()
+    stages[1]["gates"] = {"memory_headroom": {}}
+    configs.experiment(stages=stages)
+    with pytest.raises(ConfigInvalid) as refused:
+        load_experiment("tiny")
+    assert str(refused.value).splitlines()[1:] == [
+        "  stages.1.gates.memory_headroom: needs the field memory_gib, which the trainer 'foreign' lacks; "
+        "write memory_headroom: dropped"
+    ]
+    stages[1]["gates"] = {"memory_headroom": {}, "finite_loss": {}}
+    told = {"name": "told", "command": ["true", "{stage_dir}"], "capabilities": ["memory_gib", "save_at"]}
+    configs.experiment(stages=stages, trainer=told)
+    with pytest.raises(
+        ConfigInvalid, match="memory_headroom: cluster here does not say memory_gib_per_gpu; write"
+    ):
+        load_experiment("tiny")
+
+
+def test_a_gate_asked_again_of_the_same_is_asked_again(configs):
+    gates = {"within": [{"metric": "loss", "low": 0.0}, {"metric": "tokens", "low": 0}, {"metric": "tokens", "low": 1}]}
+    run = open_ladder(configs, stages=stages_with(0, gates))
+    assert list(plan_of(run.stage("gpus_8")).gates) == ["within", "within.tokens", "within.tokens.2"]
+    write_records(run.stage("gpus_8"), 100.0)
+    checks = evaluate(run.stage("gpus_8")).checks
+    assert [(check.gate, check.unit) for check in checks] == [
+        ("within", "loss"), ("within.tokens", "tokens"), ("within.tokens.2", "tokens"),
+    ]  # fmt: skip
+
+
+def test_a_declared_change_alone_does_not_hold_a_stage(configs):
+    run = open_ladder(configs, declares={"gpu_type": "H200 in place of H100"})
+    for name, speed in (("gpus_8", 100.0), ("gpus_64", 97.0)):
+        forecast(run.stage(name))
+        write_records(run.stage(name), speed)
+    verdict = evaluate(run.stage("gpus_64"))
+    outcomes = {check.gate: check.outcome for check in verdict.checks}
+    assert outcomes["loss_near_baseline"] is Outcome.NOT_COMPARABLE
+    assert verdict.outcome is Outcome.PASS

@@ -28,6 +28,8 @@ NEEDS_EARLIER = {
     "resume_parity": "compares the stage before's hand-over with what was resumed from it",
 }
 
+NEEDS_FORECAST = ("canary", "too_good")  # compare with what the stages before let expect
+
 
 @dataclass(frozen=True)
 class _Place:
@@ -84,6 +86,10 @@ def _gate(where: str, gate: Gate, chosen: Any, place: _Place) -> Iterator[Proble
             where,
             f"{NEEDS_EARLIER[gate.name]}, but {place.name} continues no stage; remove it or write {gate.name}: dropped",
         )
+        return
+    if gate.name in NEEDS_FORECAST and not place.earlier:
+        text = f"compares with a forecast, but no stage comes before {place.name} to make one from; remove it"
+        yield Problem(where, text)
         return
     yield from _fed(where, gate, place.trainer)
     for place_of_one, thresholds in _each(where, chosen):

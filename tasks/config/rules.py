@@ -26,6 +26,7 @@ def problems(experiment: Experiment, where: Sequence[Cluster]) -> list[Problem]:
     for index, cluster in enumerate(where):
         found += _size(index, experiment.stages[index], cluster)
         found += _probes(index, experiment.stages[index], cluster)
+        found += _memory(index, experiment.stages[index], cluster)
         found += _start(experiment, index, where)
         found += _stage(experiment, index, as_trained(experiment, index, emulated=False), rehearsed=False)
         if cluster.emulated:
@@ -75,6 +76,13 @@ def _probes(index: int, stage: Stage, cluster: Cluster) -> Iterator[Problem]:
             yield Problem(where, f"{gpus} GPUs are no less than the stage's {stage.gpus}; name smaller sizes")
         elif gpus > cluster.gpus_per_node and gpus % cluster.gpus_per_node:
             yield Problem(where, f"{gpus} GPUs do not fill nodes of {cluster.gpus_per_node} (cluster {cluster.name})")
+
+
+def _memory(index: int, stage: Stage, cluster: Cluster) -> Iterator[Problem]:
+    """Whoever asks for head-room says of how much."""
+    if cluster.memory_gib_per_gpu is None and "memory_headroom" in stage.asked:
+        text = f"cluster {cluster.name} does not say memory_gib_per_gpu; write it in configs/clusters/{cluster.name}.yaml"
+        yield Problem(f"stages.{index}.gates.memory_headroom", text)
 
 
 def _start(experiment: Experiment, index: int, where: Sequence[Cluster]) -> Iterator[Problem]:
