@@ -219,3 +219,34 @@ def test_a_canary_many_times_faster_than_forecast_is_no_pass():
     assert "another unit or other work" in ask("canary", evidence).reason
     ratio = ask("scaling_efficiency", evidence, reference="gpus_8")
     assert ratio.outcome is Outcome.INVALID and "967 times the work" in ratio.reason
+
+
+def ar1(rng: np.random.Generator, n: int, phi: float) -> np.ndarray:
+    """AR(1) noise of sd 1, by convolution with its own impulse response."""
+    response = phi ** np.arange(60)
+    return np.convolve(np.sqrt(1 - phi**2) * rng.normal(size=n + 59), response, "valid")
+
+
+def rates(true: float, launches: int, count: int = 400) -> dict[str, float]:
+    """Shares of the three decisions on a bar of .95: 60 steps, phi .5, launch sd .5%, step sd 1%."""
+    rng, found = np.random.default_rng(1), []
+    for _ in range(count):
+        seen = [
+            statistics.inverse(
+                statistics.batch_means((1 + 0.01 * ar1(rng, 60, 0.5)) / true / (1 + 0.005 * rng.normal())), 1.0
+            )
+            for _ in range(launches)
+        ]
+        together = statistics.across_launches(seen, launch_sd=0.005)
+        found.append(statistics.decide(together.low, together.high, 0.95))
+    return {decision: found.count(decision) / count for decision in ("pass", "fail", "more")}
+
+
+@pytest.mark.parametrize(("launches", "power"), [(1, 0.42), (2, 0.71), (3, 0.83)])
+def test_operating_characteristic_of_several_launches(launches: int, power: float):
+    """GATES 7.1's table: on the bar wrong in at most 5% either way (and noise of 400), beside it at least its power."""
+    on_the_bar = rates(0.95, launches)
+    assert on_the_bar["pass"] <= 0.05 and on_the_bar["fail"] <= 0.06
+    good, bad = rates(0.96, launches), rates(0.94, launches)
+    assert good["fail"] == bad["pass"] == 0
+    assert good["pass"] >= power - 0.05 and bad["fail"] >= power - 0.05
