@@ -57,7 +57,7 @@ def _cancel(stage: StageDir) -> str:
         return f"{job.name} is over ({state.reason}); its GPUs are free"
     if cause is not None:
         # What a gate ends may be spoilt: the last good checkpoint is the one before. Others are worth a last one.
-        launcher.cancel(job, cause["detail"], save=cause["cause"] != "gate")
+        launcher.cancel(job, cause["detail"], save=cause["cause"] not in ("gate", "live"))
         return f"{job.name} is cancelled ({cause['cause']}): {cause['detail']}"
     return (
         f"{job.name} is left as it is ({state.state}): no cause to end it is recorded. It is found again when launch "

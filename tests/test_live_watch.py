@@ -18,6 +18,7 @@ from tasks.launchers.processes import marked
 from tasks.promote import override
 from tasks.records import read_metrics
 from tasks.stage_dir import read_json
+from tasks.tracking.summary import stage_tags
 from tasks.watch import look
 
 FAULTY = Path(__file__).parent / "faulty_trainer.py"
@@ -70,6 +71,7 @@ def test_a_planted_slow_down_pages_once_and_stops_nothing(faulty, tmp_path):
     assert (found[:2], 501 < found[2] <= 601) == (("throughput", "page"), True)
     assert re.search(r"; throughput \(page\): steps take 0\.5\d+ s since step 491, \+\d\.\d%.*: profile it", said.line)
     assert "throughput" not in look(stage).line  # once
+    assert stage_tags(stage)["scaleup.live"].startswith("throughput (page): steps take ")
     go_on(tmp_path)
     assert look_to_the_end(stage).step == 800
     assert len(alarms(stage)) == 1

@@ -228,7 +228,7 @@ def _state_of_files(run: RunDir) -> tuple[Any, ...]:
                 if entry.is_file() and entry.name.endswith((".json", ".jsonl", ".html")) and entry.name[0] != ".":
                     stat = entry.stat()
                     found.append((entry.path, stat.st_size, stat.st_mtime_ns))
-    return tuple(sorted(f for f in found if not f[0].endswith(("tracking.json", "watch.json"))))
+    return tuple(sorted(f for f in found if not f[0].endswith(("tracking.json", "watch.json", "live.json"))))
 
 
 def _read_state(path: Path) -> dict[str, Any]:

@@ -157,6 +157,12 @@ def price_per_gpu_hour(stage: StageDir) -> float | None:
         return None
 
 
+def _newest_alarm(stage: StageDir) -> str | None:
+    """Return in one line what the live rules said last, notes left out."""
+    alarms = [alarm for alarm in (read_json(stage.live) or {}).get("alarms", []) if alarm["action"] != "note"]
+    return f"{alarms[-1]['rule']} ({alarms[-1]['action']}): {alarms[-1]['says']}" if alarms else None
+
+
 def stage_tags(stage: StageDir) -> dict[str, str]:
     """Return the tags of a stage's MLflow run: verdict, promotion, attempts, honesty of the numbers, links."""
     job, promotion = read_json(stage.job) or {}, read_json(stage.promotion)
@@ -170,6 +176,7 @@ def stage_tags(stage: StageDir) -> dict[str, str]:
         "scaleup.forecast": forecast.get("outcome"),
         "scaleup.step_axis": "tokens",
         "scaleup.cause": (read_json(stage.cause) or {}).get("cause"),
+        "scaleup.live": _newest_alarm(stage),
     }
     found |= numbers_tags(stage)
     if verdict is not None:
