@@ -123,9 +123,7 @@ def test_head_room_is_not_asked_of_a_cluster_that_does_not_say_how_much_there_is
     stages[1]["gates"] = {"memory_headroom": {}, "finite_loss": {}}
     told = {"name": "told", "command": ["true", "{stage_dir}"], "capabilities": ["memory_gib", "save_at"]}
     configs.experiment(stages=stages, trainer=told)
-    with pytest.raises(
-        ConfigInvalid, match="memory_headroom: cluster here does not say memory_gib_per_gpu; write"
-    ):
+    with pytest.raises(ConfigInvalid, match="memory_headroom: cluster here does not say memory_gib_per_gpu; write"):
         load_experiment("tiny")
 
 

@@ -81,7 +81,9 @@ def _probes(index: int, stage: Stage, cluster: Cluster) -> Iterator[Problem]:
 def _memory(index: int, stage: Stage, cluster: Cluster) -> Iterator[Problem]:
     """Whoever asks for head-room says of how much."""
     if cluster.memory_gib_per_gpu is None and "memory_headroom" in stage.asked:
-        text = f"cluster {cluster.name} does not say memory_gib_per_gpu; write it in configs/clusters/{cluster.name}.yaml"
+        text = (
+            f"cluster {cluster.name} does not say memory_gib_per_gpu; write it in configs/clusters/{cluster.name}.yaml"
+        )
         yield Problem(f"stages.{index}.gates.memory_headroom", text)
 
 

@@ -170,7 +170,7 @@ def forecast_efficiency(
             Outcome.FAIL: "mend what slows the larger scale (network, layout, batch), or ask less of it in the recipe",
         }.get(outcome, buy.says if buy else ""),
         measurement=buy,
-        inputs={"sigma": f"prior, {statistics.SIGMA:g}"},
+        inputs={"scaling": "prior, from published tables"},
     )
 
 
