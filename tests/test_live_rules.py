@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tasks.config.live import Live
 from tasks.live.alarms import NOTES_KEPT, Alarm, with_new
 from tasks.live.checkpoints import kept, newest, set_aside
-from tasks.live.expected import Expected, flat, from_curve, from_forecast
+from tasks.live.expected import Expected, Known, flat, from_curve, from_forecast
 from tasks.live.hang import Hang
 from tasks.live.state import LiveState
 from tasks.live.steps import Terms
@@ -123,6 +123,14 @@ def test_a_slow_down_pages_after_the_canary_and_stops_in_it():
     assert fed(series(900, step_seconds=slow), allowed).alarms[0].action == "page"
 
 
+def test_measured_noise_between_launches_widens_the_bar_and_never_narrows_it():
+    slow = np.where(np.arange(900) < 600, 0.5, 0.53) * (1 + 0.005 * np.random.default_rng(1).normal(size=900))
+    for launch_sd, pages in ((0.0, 1), (0.005, 1), (0.04, 0)):
+        measured = Known(flat(), launch_sd=launch_sd)
+        found = said(fed(series(900, step_seconds=slow), terms(known=lambda *_, measured=measured: measured)))
+        assert [rule for rule, _, _ in found] == ["throughput"] * pages
+
+
 def test_another_batch_is_another_level():
     two = (span("train", 1, 800, 16), span("train", 801, 3200, 32))
     seconds = np.where(np.arange(1600) < 800, 0.5, 1.0) * (1 + 0.01 * np.random.default_rng(2).normal(size=1600))
@@ -158,7 +166,7 @@ def test_the_loss_is_held_against_what_is_expected_of_these_tokens():
     curve = from_curve(tokens.tolist(), (9.0 - 0.1 * np.log(tokens + 1e6)).tolist())
     records = series(2000, loss=stuck, loss_sd=0)
     assert said(fed(records, terms())) == []
-    found = fed(records, terms(expected=lambda fingerprint, start: curve)).alarms
+    found = fed(records, terms(known=lambda fingerprint, start: Known(curve))).alarms
     assert [(alarm.rule, alarm.action) for alarm in found] == [("loss", "note"), ("loss", "stop")]
     assert "the reference curve" in found[-1].says
 
@@ -166,7 +174,7 @@ def test_the_loss_is_held_against_what_is_expected_of_these_tokens():
 def test_what_is_expected_comes_of_a_sound_curve_or_a_forecast_s_upper_end():
     assert from_curve([10.0, 20.0], [3.0, 2.0]).at(math.sqrt(200)) == pytest.approx(2.5)
     assert from_curve([10.0, 20.0], [3.0, 2.0]).at(1e9) == 2.0
-    for tokens, losses in (([], []), ([1.0], [3.0]), ([2.0, 1.0], [3.0, 2.0]), ([1.0, 2.0], [3.0, math.nan])):
+    for tokens, losses in (([], []), ([1.0], [3.0]), ([2.0, 1.0], [3.0, 2.0]), ([1.0, 2.0], [3.0, math.nan]), ([1, 2], ["3", 2])):
         assert from_curve(tokens, losses) is None
     forecast = {"held_out_loss": {"median": 2.0, "high": 2.2, "tokens": 100.0}}
     assert from_forecast(forecast, (10.0, 3.0)).at(100.0) == 2.2

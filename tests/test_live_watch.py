@@ -15,9 +15,11 @@ from tasks.cancel import cancel
 from tasks.errors import StageStopped
 from tasks.launch import job_of, launch
 from tasks.launchers.processes import marked
+from tasks.live import terms_of
 from tasks.promote import override
 from tasks.records import read_metrics
-from tasks.stage_dir import read_json
+from tasks.run import plan_of
+from tasks.stage_dir import read_json, write_json
 from tasks.tracking.summary import stage_tags
 from tasks.watch import look
 
@@ -237,6 +239,24 @@ def test_a_look_killed_while_it_restarts_and_repeated_makes_one_new_attempt(faul
     assert look_to_the_end(stage).step == 60
     assert alarms(stage) == [("finite", "restart", 33)]
     assert (job_of(stage).attempt, steps(stage)) == (2, [*range(1, 50), *range(31, 61)])
+
+
+def test_what_is_known_before_a_stage_is_read_from_baselines_and_the_forecast(begin, configs):
+    stage = begin(declares={})
+    write_json(stage.forecast, {"outcome": "PASS", "held_out_loss": {"high": 2.5, "median": 2.4, "tokens": 5000}})
+    decided = plan_of(stage)
+    known = terms_of(stage, decided).known
+    assert (known("f" * 64, None).expected.source, known("", (1000.0, 3.0)).expected.source) == (
+        "the stage's own first window",
+        "the registered forecast",
+    )
+    run = {"tokens": [1000, 2000, 4000], "held_out_loss": [3.0, 2.9, 2.8]}
+    write_json(configs.root / "baselines" / f"tiny_{'f' * 12}.json", {"fingerprint": "f" * 64, "runs": [run]})
+    write_json(configs.root / "baselines" / "noise_tiny_here_8gpus.json", {"launch_sd": 0.03, "repeats": 4})
+    found = known("f" * 64, (1000.0, 3.0))
+    assert (found.expected.source, found.launch_sd, found.loss_sd) == ("the reference curve", 0.03, 0.0)
+    changed = begin(run_id="run_2", declares={"data": "more code"})
+    assert terms_of(changed, plan_of(changed)).known("f" * 64, None).expected.source == "the stage's own first window"
 
 
 def test_a_look_loads_no_frames_and_what_it_remembers_is_json(faulty):

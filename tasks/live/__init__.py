@@ -11,7 +11,7 @@ from typing import Any
 
 from tasks.launchers import Job
 from tasks.live.alarms import Alarm
-from tasks.live.expected import Expected, flat, from_curve, from_forecast
+from tasks.live.expected import Known, flat, from_curve, from_forecast
 from tasks.live.state import LiveState
 from tasks.live.steps import Terms
 from tasks.patience import PROBE_HOURS
@@ -53,15 +53,17 @@ def terms_of(stage: StageDir, decided: StagePlan) -> Terms:
         leave=stage.leave.exists(),
         poll_seconds=decided.cluster.poll_seconds,
         start_seconds=len(decided.trained.stage.probe_gpus) * PROBE_HOURS * 3600.0,
-        expected=lambda fingerprint, start: _expected(stage, fingerprint, start),
+        known=lambda fingerprint, start: _known(stage, decided, fingerprint, start),
     )
 
 
-def _expected(stage: StageDir, fingerprint: str, start: tuple[float, float] | None) -> Expected:
-    """Return the reference curve on the same data where one is stored, else the forecast's line, else a flat one."""
-    from tasks.evidence import baseline  # pandas: asked once a stage, when the loss rule has its first window
+def _known(stage: StageDir, decided: StagePlan, fingerprint: str, start: tuple[float, float] | None) -> Known:
+    """Return what is expected (a comparable reference curve, else the forecast's line, else a flat one) and noise."""
+    from tasks.evidence import baseline, declared, noise  # asked once a stage; most looks do without
 
-    runs = (baseline(stage.run.experiment, fingerprint) or {}).get("runs") or []
-    curves = [from_curve(list(run.get("tokens", ())), list(run.get("held_out_loss", ()))) for run in runs]
+    comparable = {} if declared(stage) else baseline(stage.run.experiment, fingerprint) or {}
+    curves = [from_curve(run.get("tokens", ()), run.get("held_out_loss", ())) for run in comparable.get("runs", ())]
     reference = next((curve for curve in curves if curve is not None), None)
-    return reference or from_forecast(read_json(stage.forecast), start) or flat()
+    measured = noise(stage.run.experiment, decided.cluster.name, decided.gpus, fingerprint)
+    expected = reference or from_forecast(read_json(stage.forecast), start) or flat()
+    return Known(expected, measured.launch_sd or 0.0, measured.loss_sd or 0.0)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tasks.config.live import Action
 from tasks.live.alarms import Alarm
-from tasks.live.expected import Expected
+from tasks.live.expected import Expected, Known, flat
 from tasks.live.steps import Step, Terms
 
 BATCH_STEPS, FIRST_BATCHES = (
@@ -67,9 +67,9 @@ class Drift:
         self._forget()
 
     def see(
-        self, step: Step, value: float | None, canary: bool, expect: Callable[[], Expected], terms: Terms
+        self, step: Step, value: float | None, canary: bool, known: Callable[[], Known], terms: Terms
     ) -> Iterator[Alarm]:
-        """Take one more step of the stage's own; ``expect`` is asked once, when the first window is complete."""
+        """Take one more step of the stage's own; ``known`` is asked once, when the first window is complete."""
         if self.skip:
             self.skip -= 1
             return
@@ -87,21 +87,23 @@ class Drift:
             return
         self.early.append((mean, tokens))
         if len(self.early) == FIRST_BATCHES:
-            self._arm(expect(), terms)
+            self._arm(known(), terms)
 
-    def _arm(self, expected: Expected, terms: Terms) -> None:
+    def _arm(self, known: Known, terms: Terms) -> None:
         from tasks.statistics.detection import EDetector, TwoTiers, alarm_threshold, fit_baseline
 
+        rules, loss = terms.settings, self.name == "loss"
+        expected = known.expected if loss else flat()
         means = [mean - expected.at(tokens) for mean, tokens in self.early]
         self.early = []
         try:
-            baseline = fit_baseline(means, least_sd=LEAST_LOSS_SD if self.name == "loss" else 0.0)
+            baseline = fit_baseline(means, least_sd=max(LEAST_LOSS_SD, known.loss_sd) if loss else 0.0)
         except ValueError:  # a series without any level: the next window may have one
             return
-        if self.name == "loss":
-            detector = EDetector.additive(baseline, terms.settings.loss.tolerance)
-        else:
-            detector = EDetector.relative(baseline, terms.settings.throughput.tolerance)
+        if loss:
+            detector = EDetector.additive(baseline, rules.loss.tolerance)
+        else:  # never tighter than what launches of one recipe were measured to differ by
+            detector = EDetector.relative(baseline, max(rules.throughput.tolerance, 2 * known.launch_sd))
         planned = max(1, math.ceil(terms.own_steps / BATCH_STEPS))
         self.expected, self.level = expected, baseline.mean
         self.detector = TwoTiers(detector, alarm_threshold(terms.false_stop_share, planned)).to_json()

@@ -1,10 +1,10 @@
-"""How the loss of a stage is expected to move with its tokens, from what is known before it: shape only, no level."""
+"""What is known before a stage: how its loss should move with its tokens (shape only, no level), and noise measured."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -41,14 +41,29 @@ class Expected:
         return cls(str(value["source"]), tuple((float(x), float(y)) for x, y in value["points"]))
 
 
-def flat(fingerprint: str = "", start: tuple[float, float] | None = None) -> Expected:
+@dataclass(frozen=True)
+class Known:
+    """What a rule asks once, when its first window is complete. Noise that no repeats have measured is 0."""
+
+    expected: Expected
+    launch_sd: float = 0.0  # relative; of throughput from launch to launch
+    loss_sd: float = 0.0  # nats; from run to run at equal tokens
+
+
+def flat() -> Expected:
     """Expect the loss of the stage's own first window to the end: a falling loss only makes the rule milder."""
     return Expected("the stage's own first window")
 
 
-def from_curve(tokens: list[float], losses: list[float]) -> Expected | None:
+def nothing(fingerprint: str, start: tuple[float, float] | None) -> Known:
+    """Know nothing beside the stage itself."""
+    return Known(flat())
+
+
+def from_curve(tokens: Sequence[float], losses: Sequence[float]) -> Expected | None:
     """Return the shape of a stored reference run; None where it is no rising curve of finite numbers."""
-    sound = len(tokens) == len(losses) >= 2 and all(math.isfinite(v) for v in (*tokens, *losses)) and tokens[0] > 0
+    numbers = all(isinstance(value, int | float) and math.isfinite(value) for value in (*tokens, *losses))
+    sound = len(tokens) == len(losses) >= 2 and numbers and tokens[0] > 0
     if not sound or any(after <= before for before, after in pairwise(tokens)):
         return None
     chosen = sorted({round(at * (len(tokens) - 1) / (POINTS - 1)) for at in range(POINTS)})

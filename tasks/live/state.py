@@ -8,7 +8,6 @@ from typing import Any
 
 from tasks.live.alarms import Alarm, with_new
 from tasks.live.drift import Drift
-from tasks.live.expected import flat
 from tasks.live.finite import Finite
 from tasks.live.hang import Hang
 from tasks.live.spikes import Spikes
@@ -110,5 +109,5 @@ class LiveState:
         canary, batch = span.phase == "canary", span.batch_sequences
         if batch != self.throughput.regime:
             self.throughput, self.loss = Drift.of("throughput", batch), Drift.of("loss", batch)
-        yield from self.throughput.see(step, step.step_seconds, canary, flat, terms)
-        yield from self.loss.see(step, step.loss, canary, lambda: terms.expected(self.fingerprint, self.start), terms)
+        for stream, value in ((self.throughput, step.step_seconds), (self.loss, step.loss)):
+            yield from stream.see(step, value, canary, lambda: terms.known(self.fingerprint, self.start), terms)

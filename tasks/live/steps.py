@@ -11,7 +11,7 @@ from typing import Any
 
 from tasks.config.live import Action, Live
 from tasks.live.alarms import at_most
-from tasks.live.expected import Expected, flat
+from tasks.live.expected import Known, nothing
 from training.config import Span
 
 ABSURD = 1e100
@@ -43,8 +43,8 @@ class Terms:
     leave: bool = False  # a person let the stage go on whatever its rules say: nothing stops any more, it pages
     poll_seconds: float = 1.0
     start_seconds: float = 0.0  # what runs inside the job before the training, beside the rule's own limit
-    expected: Callable[[str, tuple[float, float] | None], Expected] = flat
-    # asked once, of the data's fingerprint and the held-out row (tokens, loss) with which the stage began
+    known: Callable[[str, tuple[float, float] | None], Known] = nothing
+    # asked of the data's fingerprint and the held-out row (tokens, loss) with which the stage began
 
     @cached_property
     def _first_steps(self) -> list[int]:
