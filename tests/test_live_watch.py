@@ -289,3 +289,18 @@ def test_ten_times_the_new_records_cost_at_most_twelve_times_the_look(faulty, tm
     stage.metrics.write_bytes(b"".join(taken[:1000]))
     look(stage)
     assert seconds(20_000) <= 12 * seconds(2_000)
+
+
+def test_our_own_trainer_that_diverges_for_good_is_tried_twice_and_stopped(begin, configs):
+    configs.cluster(environment={"variables": {"OMP_NUM_THREADS": "1"}})
+    model = {"layers": 1, "hidden": 16, "heads": 2, "ffn": 16, "vocabulary": 256}
+    recipe = {"model": model, "sequence_length": 16, "precision": "float32", "checkpointing": {"every_steps": 10}}
+    first = configs.stages()[0] | {"rehearsal": {"batch_sequences": 16}, "learning_rate": 1e30}
+    small = {"processes": 1, "held_out": {"sequences": 16}}
+    stage = begin(trainer="scaleup", train=recipe, rehearsal=small, stages=[first])
+    launch(stage)
+    with pytest.raises(StageStopped, match=r"live rule finite: the .* is no finite number again"):
+        until(lambda: look(stage).done, seconds=120)
+    assert [alarm["action"] for alarm in read_json(stage.live)["alarms"]] == ["restart", "stop"]
+    assert (job_of(stage).attempt, read_json(stage.cause)["checkpoint"]) == (2, None)
+    assert not stage.checkpoints.exists()
