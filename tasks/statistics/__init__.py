@@ -1,5 +1,6 @@
 """Numbers in, numbers out: intervals, decisions, detectors, predictors. Knows of no file, frame or gate."""
 
+from tasks.statistics.change_points import ChangePoint, ChangeRule, level_changes
 from tasks.statistics.detection import (
     Baseline,
     EDetector,
@@ -37,11 +38,21 @@ from tasks.statistics.means import (
     warm_up,
 )
 from tasks.statistics.predictive import TAILS, Predictive, bisect
+from tasks.statistics.reliability import (
+    PLANNED_MTBF_HOURS,
+    expected_ettr,
+    highest_rate,
+    job_mtbf_hours,
+    save_interval_seconds,
+    uninterrupted,
+    young_interval_seconds,
+)
 from tasks.statistics.scaling import SIGMA, SLOPES, strong_scaling, weak_scaling
 from tasks.statistics.spread import Spread, poisson_interval, poisson_quantile, spread, without
 
 __all__ = [
     "LAUNCH_SD",
+    "PLANNED_MTBF_HOURS",
     "SIGMA",
     "SIGMA_RUN",
     "SLOPES",
@@ -49,6 +60,8 @@ __all__ = [
     "TAILS",
     "Array",
     "Baseline",
+    "ChangePoint",
+    "ChangeRule",
     "Decision",
     "EDetector",
     "LossForecast",
@@ -67,20 +80,27 @@ __all__ = [
     "critical_batch",
     "decide",
     "effective_tokens",
+    "expected_ettr",
     "fit_baseline",
     "forecast_loss",
+    "highest_rate",
     "inverse",
+    "job_mtbf_hours",
     "lasting",
+    "level_changes",
     "noise_left",
     "paired_difference",
     "poisson_interval",
     "poisson_quantile",
     "ratio",
+    "save_interval_seconds",
     "spikes",
     "spread",
     "strong_scaling",
     "t_quantile",
+    "uninterrupted",
     "warm_up",
     "weak_scaling",
     "without",
+    "young_interval_seconds",
 ]
