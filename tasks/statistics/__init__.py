@@ -47,16 +47,19 @@ from tasks.statistics.reliability import (
     uninterrupted,
     young_interval_seconds,
 )
-from tasks.statistics.scaling import SIGMA, SLOPES, strong_scaling, weak_scaling
+from tasks.statistics.scaling import PUBLISHED, SIGMA, strong_scaling, weak_scaling
+from tasks.statistics.scaling_prior import GPUS_PER_NODE, SUPERLINEAR, ScalingPrior, steepest_rise
 from tasks.statistics.spread import Spread, poisson_interval, poisson_quantile, spread, without
 
 __all__ = [
+    "GPUS_PER_NODE",
     "LAUNCH_SD",
     "PLANNED_MTBF_HOURS",
+    "PUBLISHED",
     "SIGMA",
     "SIGMA_RUN",
-    "SLOPES",
     "SMALLEST_WINDOW",
+    "SUPERLINEAR",
     "TAILS",
     "Array",
     "Baseline",
@@ -67,6 +70,7 @@ __all__ = [
     "LossForecast",
     "Mean",
     "Predictive",
+    "ScalingPrior",
     "Spread",
     "TwoTiers",
     "across_launches",
@@ -96,6 +100,7 @@ __all__ = [
     "save_interval_seconds",
     "spikes",
     "spread",
+    "steepest_rise",
     "strong_scaling",
     "t_quantile",
     "uninterrupted",
