@@ -20,6 +20,9 @@ _EXAMPLES = """examples:
   scaleup status latest --follow            watch the newest run, wherever it was started
   scaleup promote latest gpus_64 --because "the spike at step 120 was a bad node, replaced"
   scaleup report latest                     write the reports again and say where they are
+  scaleup rejudge latest --gates strict.yaml            what would other gates have said?
+  scaleup calibrate gpt_stdlib --repeats 5              measure the noise that gates allow for
+  scaleup backtest history.csv              how well would small runs of yours have foretold large ones?
 
 RUN is experiment/run_id, a run id, `latest`, or experiment/latest.
 exit codes: 0 done, 1 refused or failed, 2 wrong usage or configuration, 130 Ctrl-C
@@ -66,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
     _validate(commands)
     _promote(commands)
     _report(commands)
+    _rejudge(commands)
+    _calibrate(commands)
+    _backtest(commands)
     return top
 
 
@@ -122,6 +128,84 @@ def _report(commands: Commands) -> None:
         "Write the report of every stage and of the ladder, HTML and Markdown, from the run's folder.",
     )  # fmt: skip
     report.add_argument("run", metavar="RUN", nargs="?", default="latest", help="default: latest")
+
+
+_GATES = """FILE is one of two:
+  stages:                        laid over the gates that the runs had, stage by stage:
+    gpus_64:                     thresholds are merged, a gate named anew is added,
+      canary: {at_least: 0.9}    `dropped` takes one away, nothing behind it means its defaults
+      loss_near_baseline: {shadow: true}
+or an experiment's file (configs/experiments/x.yaml): its stages' gates stand in place of the runs'.
+
+Each gate sees what it could see at its moment (before the stage, at its canary, at its end). The runs' own gates are
+judged anew beside it: a change that a new baseline, noise file or version makes is marked `not by the policy`.
+"""
+
+
+def _rejudge(commands: Commands) -> None:
+    rejudge = _command(
+        commands, "rejudge", "judge finished runs anew under other gates",
+        "Judge runs that are over under another gate policy, and print what would have changed. Writes nothing.",
+    )  # fmt: skip
+    rejudge.epilog, rejudge.formatter_class = _GATES, argparse.RawDescriptionHelpFormatter
+    rejudge.add_argument("runs", metavar="RUN", nargs="+", help="experiment/run_id, a run id, or latest")
+    rejudge.add_argument("--gates", required=True, metavar="FILE", help="the other policy, see below")
+    rejudge.add_argument("--json", action="store_true", help="print one JSON object, unchanged gates among it")
+
+
+def _calibrate(commands: Commands) -> None:
+    calibrate = _command(
+        commands, "calibrate", "measure the noise that gates allow for",
+        "Run one stage several times and write how far equal runs lie apart (throughput from launch to launch, step "
+        "seconds, held-out loss) into configs/baselines, where gates look for it. Ctrl-C ends the running job.",
+    )  # fmt: skip
+    calibrate.add_argument("experiment", metavar="EXPERIMENT", help="name of a file in configs/experiments")
+    calibrate.add_argument("--repeats", type=int, required=True, metavar="N", help="how many runs, 3 or more")
+    calibrate.add_argument("--stage", metavar="STAGE", help="which stage; default: the first. Others climb up to it")
+    calibrate.add_argument("--cluster", help="where its jobs run, instead of the cluster that the experiment names")
+    calibrate.add_argument(
+        "--vary-seed", action="store_true",
+        help="give each repeat its own weights and order of data; without it only launches differ",
+    )  # fmt: skip
+    calibrate.add_argument(
+        "--reference", action="store_true", help="also store the losses, as the baseline of loss_near_baseline"
+    )
+    calibrate.add_argument("--id", metavar="ID", help="go on with an interrupted calibration")
+
+
+_HISTORY = """FILE.csv has a line a run, one a scale and recipe, and names its columns in the first:
+  series_id           what makes runs one recipe at growing scales; three scales or more are needed
+  gpus                how many
+  one of              tokens_per_s_per_gpu, tokens_per_s, samples_per_s, or step_time_s with global_batch_seqs
+  global_batch_seqs   with seq_len if you have it: whether the batch grew with the GPUs (weak) or stayed (strong);
+                      where it is not said, weak is supposed
+  family, or model    what must be left out together; comparable: no leaves a line out; others are not read
+
+  series_id,model,gpus,tokens_per_s_per_gpu
+  7b-bf16,ours 7b,8,10150
+  7b-bf16,ours 7b,64,10010
+  7b-bf16,ours 7b,256,9870
+
+example: scaleup backtest history.csv --json > backtest.json
+"""
+
+
+def _backtest(commands: Commands) -> None:
+    backtest = _command(
+        commands, "backtest", "test the throughput forecast on your own past runs",
+        "Fit the two smallest scales of each series (and all but the largest), foretell the largest, and print\n"
+        "errors and the coverage of the 95% lower bound, beside power law, constant and USL on the same rows.",
+    )  # fmt: skip
+    backtest.epilog, backtest.formatter_class = _HISTORY, argparse.RawDescriptionHelpFormatter
+    backtest.add_argument("file", metavar="FILE.csv", help="a table of measured throughput")
+    backtest.add_argument("--json", action="store_true", help="print one JSON object")
+    backtest.add_argument(
+        "--prior", choices=("auto", "shipped", "left-out"), default="auto",
+        help="shipped: the prior that the gates use; left-out: for each family one learned from the file's other "
+        "families; auto: shipped, unless it was learned from these very series",
+    )  # fmt: skip
+    backtest.add_argument("--family", metavar="COLUMN", help="column that says what is left out together")
+    backtest.add_argument("--learn", action="store_true", help="print the prior that the whole file teaches, and stop")
 
 
 def _command(commands: Commands, name: str, line: str, text: str) -> argparse.ArgumentParser:

@@ -48,8 +48,8 @@ def climb(experiment: str, teller: Teller, *, run_id: str | None = None, **chose
             teller.say(f"{stage.name} is promoted already")
             continue
         try:
-            with _cleared(stage, teller):
-                _climb_stage(stage, decided, teller)
+            with cleared(stage, teller):
+                climb_stage(stage, decided, teller)
         except KeyboardInterrupt:
             teller.say(f"interrupted; go on with: scaleup run {run.experiment} --run-id {run.run_id}")
             return INTERRUPTED
@@ -60,7 +60,7 @@ def climb(experiment: str, teller: Teller, *, run_id: str | None = None, **chose
     return 0
 
 
-def _climb_stage(stage: StageDir, decided: StagePlan, teller: Teller) -> None:
+def climb_stage(stage: StageDir, decided: StagePlan, teller: Teller) -> None:
     """One stage, by the functions that Airflow's tasks call, in the same order."""
     from tasks.evaluate import evaluate  # what judges brings pandas and scipy; the command line starts without
     from tasks.forecast import forecast
@@ -80,7 +80,7 @@ def _climb_stage(stage: StageDir, decided: StagePlan, teller: Teller) -> None:
 
 
 @contextmanager
-def _cleared(stage: StageDir, teller: Teller) -> Iterator[None]:
+def cleared(stage: StageDir, teller: Teller) -> Iterator[None]:
     """Do afterwards, whatever happened, what Airflow's teardowns do: cancel on a recorded cause, and report."""
     from tasks.report import report
 

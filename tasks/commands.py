@@ -95,6 +95,58 @@ def report(options: Namespace) -> int:
     return 0
 
 
+def rejudge(options: Namespace) -> int:
+    """Judge runs that are over anew under another policy."""
+    from tasks.policy import read_policy
+    from tasks.rejudge import refuse_unfinished
+    from tasks.rejudge import rejudge as judged_anew
+    from tasks.terminal.rejudge_view import plain, show
+
+    found = list({run.path: run for run in map(find_run, options.runs)}.values())
+    for one in found:
+        refuse_unfinished(one)
+    ladders = [ladder_of(one) for one in found]
+    policy = read_policy(options.gates, ladders)
+    gates = [policy.gates(ladder) for ladder in ladders]  # all of them, before any is judged
+    judged = [(one, judged_anew(one, asked)) for one, asked in zip(found, gates, strict=True)]
+    if options.json:
+        print(json.dumps(plain(options.gates, judged), indent=1))
+    else:
+        _console().print(show(judged))
+    return 0
+
+
+def calibrate(options: Namespace) -> int:
+    """Measure the noise of a stage by repeats."""
+    from tasks.calibrate import Order, calibrate
+    from tasks.terminal import teller
+
+    order = Order(options.experiment, options.repeats, options.stage, options.cluster, options.vary_seed, options.id)
+    with teller(sys.stdout) as told:
+        return calibrate(order, told, reference=options.reference)
+
+
+def backtest(options: Namespace) -> int:
+    """Test the throughput predictor on a table of past runs."""
+    from pathlib import Path
+
+    from tasks.backtest import backtest as test
+    from tasks.backtest import learn_from, read_table
+    from tasks.backtest.show import progress, show
+
+    table = read_table(Path(options.file), options.family)
+    if options.learn:
+        print(learn_from(table))
+        return 0
+    with progress() as told:
+        done = test(table, options.prior, told)
+    if options.json:
+        print(json.dumps(done.as_json(), indent=1, allow_nan=False))
+    else:
+        show(done, _console())
+    return 0
+
+
 def _stage(said: str, name: str) -> StageDir:
     found = find_run(said)
     names = [decided.name for decided in ladder_of(found).stages]

@@ -36,20 +36,26 @@ def open_run(
     first: str | None = None,
     last: str | None = None,
     seed: int | None = None,
+    launch_seed: int | None = None,
     note: str = "",
     origin: Mapping[str, Any],
 ) -> RunDir:
-    """Freeze the recipe and write down who runs it; a second call finds what the first wrote and changes nothing."""
+    """Freeze the recipe and write down who runs it; a second call finds what the first wrote and changes nothing.
+
+    ``launch_seed`` draws modelled noise anew while ``seed`` keeps weights and the order of data: for repeats.
+    """
     if not _RUN_ID.fullmatch(run_id):
         raise ScaleupError(f"run id {run_id!r} must be letters, digits, _ and - only, since folders bear its name")
     run = RunDir.of(experiment, run_id)
-    chosen = {"cluster": cluster, "first": first, "last": last, "seed": seed}
+    chosen: dict[str, Any] = {"cluster": cluster, "first": first, "last": last, "seed": seed}
+    if launch_seed is not None:
+        chosen["launch_seed"] = launch_seed
     if run.info.exists() and run.recipe.exists():
         _refuse_other_choice(run, chosen)
         return run
     loaded = config.load_experiment(experiment)
     clusters = config.clusters_of(loaded, cluster)
-    ladder = plan.resolve(loaded, clusters=clusters, cluster=cluster, first=first, last=last, seed=seed)
+    ladder = plan.resolve(loaded, clusters=clusters, **chosen)
     write_json(run.recipe, {**plan.freeze(loaded, clusters), "chosen": chosen})
     info = {
         "experiment": experiment, "run_id": run_id, "note": note, "origin": dict(origin), **chosen,
@@ -63,8 +69,8 @@ def open_run(
 def _refuse_other_choice(run: RunDir, said: Mapping[str, Any]) -> None:
     """Raise StageRefused where a run that has begun is asked for otherwise; what is not said stays as it was."""
     begun = (read_json(run.recipe) or {})["chosen"]
-    other = [f"{key} {value} (it has {begun[key] or 'none chosen'})" for key, value in said.items()
-             if value is not None and value != begun[key]]  # fmt: skip
+    other = [f"{key} {value} (it has {begun.get(key) or 'none chosen'})" for key, value in said.items()
+             if value is not None and value != begun.get(key)]  # fmt: skip
     if other:
         raise StageRefused(
             f"run {run.run_id} has begun and cannot be given {', '.join(other)}; "

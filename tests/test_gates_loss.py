@@ -167,8 +167,8 @@ def test_a_reference_that_cannot_be_used_says_why():
     assert wrong.outcome is Outcome.INVALID
     assert "reference curve is of data 'eeeeeeeeeeee', this stage trained on 'ffffffffffff'" in wrong.reason
     evidence = second_stage(baseline=baseline(0.0, 0.1))
-    late = evidence.held_out.assign(tokens=10**9)
-    assert "spans 100,000 to 2,000,000 tokens" in ask("loss_near_baseline", replace(evidence, held_out=late)).reason
+    soon = evidence.held_out.assign(tokens=10**4)
+    assert "spans 100,000 to 2,000,000 tokens" in ask("loss_near_baseline", replace(evidence, held_out=soon)).reason
 
 
 def test_the_first_stage_has_no_loss_to_be_compared_with():

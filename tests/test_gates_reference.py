@@ -100,6 +100,21 @@ def test_one_run_alone_is_undecided_unless_pairs_or_repeats_tell_the_spread():
     assert repeats.inputs == {"loss_sd": "measured, 8 repeats (n.json), 0.002 nats"}
 
 
+def test_runs_of_a_smaller_stage_end_before_and_the_forecast_serves():
+    rng = np.random.default_rng(5)
+    loss, end = trained(rng, SD * rng.normal(size=TOKENS.size))
+    short = stored([(loss, end)] * 3, seed=None)
+    for run in short["runs"]:
+        run["tokens"], run["held_out_loss"] = run["tokens"][:2], run["held_out_loss"][:2]
+    check = ask(stage(loss, 2.9, short))
+    assert check.outcome is Outcome.PASS and "the forecast registered before the stage started" in check.against
+    for spoilt in ([], None, [1.0, float("nan")]):
+        short["runs"][0]["tokens"] = spoilt
+        assert ask(stage(loss, 2.9, short)).outcome is Outcome.INVALID
+    short["fingerprint"] = "e" * 64
+    assert ask(stage(loss, 2.9, short)).outcome is Outcome.INVALID
+
+
 def test_pairing_is_seen_in_the_records_not_believed():
     """Another seed, other batches, or losses that do not move together: none of these is paired."""
     rng = np.random.default_rng(0)

@@ -30,7 +30,7 @@ def loss_near_baseline(
         return _against_forecast(evidence, loss, step, eps)
     if evidence.declared:
         return _not_comparable(evidence, loss, step)
-    if evidence.baseline is None:
+    if evidence.baseline is None or not reference.reaches(evidence.baseline, evidence, tokens):
         return _against_forecast(evidence, loss, step, eps)
     return _against_runs(reference.excess(evidence, evidence.baseline, loss, step, tokens), loss, eps, confidence)
 
@@ -83,7 +83,7 @@ def _against_forecast(evidence: Evidence, loss: float, step: int, eps: float) ->
     band = (evidence.forecast or {}).get("held_out_loss") or {}
     if band.get("high") is None:
         raise Unusable(
-            f"there is no stored reference curve for {name}'s data, and no loss was forecast for it "
+            f"there is no stored reference curve for {name}'s data and tokens, and no loss was forecast for it "
             f"({band.get('says', 'no forecast is registered')})"
         )
     low, median, high = (float(band[key]) for key in ("low", "median", "high"))
@@ -109,7 +109,7 @@ def _against_forecast(evidence: Evidence, loss: float, step: int, eps: float) ->
         unit="nats",
         n=1,
         window=f"held-out set at step {step}",
-        against="the forecast registered before the stage started (there is no stored reference curve)",
+        against="the forecast registered before the stage started (there is no stored reference curve at its tokens)",
         method="the forecast's 90% band plus eps, and below the start; the fixed set adds no sampling noise",
         next_step="" if good else "compare this stage's loss with the one before: learning rate, batch, data order",
     )

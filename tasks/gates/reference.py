@@ -47,6 +47,16 @@ def excess(evidence: Evidence, baseline: Mapping[str, Any], loss: float, step: i
     return _paired(evidence, baseline["runs"]) or _unpaired(evidence, baseline, loss, step, tokens)
 
 
+def reaches(baseline: Mapping[str, Any], evidence: Evidence, tokens: int) -> bool:
+    """Whether any stored run goes as far; of runs of smaller stages none does, and then the forecast has to serve.
+
+    A curve that is not sound, or of other data, counts as one that reaches: it is refused, not passed over.
+    """
+    ends = [run.get("tokens") for run in baseline.get("runs") or []]
+    sound = baseline.get("fingerprint") == evidence.stage.fingerprint and bool(ends) and tokens > 0
+    return not sound or any(not isinstance(end, list) or not end or not end[-1] < 0.99 * tokens for end in ends)
+
+
 def _paired(evidence: Evidence, runs: Sequence[Mapping[str, Any]]) -> Excess | None:
     """Return the mean paired difference of the last steps; None where no run pairs with all of them."""
     frame = frames.steps(evidence, evidence.stage.name, ("canary", "train")).iloc[-WINDOW:]

@@ -72,6 +72,7 @@ class StagePlan:
     trained: AsTrained
     real: AsTrained  # the stage as real GPUs would train it: the same, unless it is rehearsed
     real_learning_rate: float
+    launch_seed: int | None = None  # of modelled noise alone, where repeats share the seed of all else
 
     @property
     def gpu_hours(self) -> float:
@@ -157,6 +158,7 @@ def resolve(
     first: str | None = None,
     last: str | None = None,
     seed: int | None = None,
+    launch_seed: int | None = None,
     clusters: Mapping[str, Cluster] | None = None,
 ) -> Ladder:
     """Return the ladder of an experiment on its clusters, or on ``cluster`` where stages name none of their own.
@@ -178,7 +180,7 @@ def resolve(
     chosen = [replace(plan, next=after.name) for plan, after in pairwise(chosen)] + [
         replace(chosen[-1], hand_over_step=None)
     ]
-    return Ladder(experiment.name, tuple(chosen))
+    return Ladder(experiment.name, tuple(replace(plan, launch_seed=launch_seed) for plan in chosen))
 
 
 def _selection(experiment: Experiment, first: str | None, last: str | None) -> tuple[int, int]:

@@ -65,7 +65,7 @@ def _emulation(plan: StagePlan) -> Emulation | None:
         between_nodes=_link(network.between_nodes),
         tiers=tuple((tier.gpus, tier.factor) for tier in network.tiers),
         overlap=network.overlap,
-        seed=plan.seed,
+        seed=plan.seed if plan.launch_seed is None else plan.launch_seed,
         recipe_activation_checkpointing=recipe.activation_checkpointing,
         **cluster.noise.model_dump(),
     )

@@ -1,0 +1,228 @@
+"""Runs that are over, judged anew under another policy: what would have changed. Writes nothing.
+
+Each gate sees what it could see at its moment: before the stage none of its records, at the canary none after it.
+The run's own policy is judged anew beside it, so that what another baseline, noise file or version of a gate changes
+is not laid at the policy's door.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tasks.errors import ScaleupError
+from tasks.evidence import evidence, noise
+from tasks.gates import REGISTRY, Check, Evidence, Outcome, When, enforced, judge_all, worst
+from tasks.ladder_state import ENDED, stages_now
+from tasks.plan import StagePlan
+from tasks.run import ladder_of
+from tasks.stage_dir import RunDir, StageDir, read_json
+
+MOMENTS: tuple[When, ...] = ("entry", "early", "end")
+NOT_ASKED = "not asked"
+_WINDOW = re.compile(r"steps \d+\.\.(\d+)")
+_DECIDED = ENDED | {"undecided"}  # an undecided stage waits for a person; nothing more will be measured
+
+
+@dataclass(frozen=True)
+class GateAnew:
+    """One gate at one moment: what was recorded, what its own policy says today, and what the other policy says."""
+
+    gate: str
+    moment: When
+    recorded: str
+    today: str
+    anew: str
+    reason: str
+
+    @property
+    def changed(self) -> bool:
+        """Whether the other policy answers otherwise than was recorded."""
+        return self.recorded != self.anew
+
+    @property
+    def by_policy(self) -> bool:
+        """Whether the policy alone makes the difference: the run's own, judged today, still says what was recorded."""
+        return self.today == self.recorded or self.today == NOT_ASKED
+
+
+@dataclass(frozen=True)
+class StageAnew:
+    """One stage: how it ended, and how it would have. ``UNKNOWN``: it would have started, and never did."""
+
+    name: str
+    recorded: str
+    anew: str
+    gates: tuple[GateAnew, ...]
+
+    @property
+    def promotion_changed(self) -> bool | None:
+        """Whether its gates would have decided otherwise on its promotion; None where nobody knows."""
+        return None if self.anew == "UNKNOWN" else (self.recorded == "PASS") != (self.anew == "PASS")
+
+
+def refuse_unfinished(run: RunDir) -> None:
+    """Raise ScaleupError naming the stage that is still under way."""
+    for stage in stages_now(run):
+        if stage.state == "promoted":
+            continue
+        if stage.state not in _DECIDED:
+            name = f"{run.experiment}/{run.run_id}"
+            raise ScaleupError(f"{name} is not over: {stage.name} is {stage.state}; only runs that are over are judged")
+        return
+
+
+def rejudge(run: RunDir, gates: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[StageAnew]:
+    """Judge every stage of a run that had begun, under ``gates`` by stage; in ladder order."""
+    found: list[StageAnew] = []
+    reached = True
+    for plan in ladder_of(run).stages:
+        stage = run.stage(plan.name)
+        if not stage.forecast.exists():
+            break
+        judged = _stage(stage, plan, gates[plan.name])
+        found.append(judged if reached else replace(judged, anew="NOT REACHED"))
+        by_person = (read_json(stage.promotion) or {}).get("by") == "person"
+        reached = reached and (found[-1].anew in ("PASS", "UNKNOWN") or (by_person and judged.recorded != "PASS"))
+    return found
+
+
+def _stage(stage: StageDir, plan: StagePlan, gates: Mapping[str, Mapping[str, Any]]) -> StageAnew:
+    recorded = {moment: _recorded(stage, moment) for moment in MOMENTS}
+    anew: dict[When, list[Check]] = {}
+    rows: list[GateAnew] = []
+    for moment in MOMENTS:
+        if not _reached(stage, plan, moment):
+            continue
+        seen = as_it_was(stage, plan, moment)
+        today, anew[moment] = (judge_all(seen, _asked(stage, moment, policy)) for policy in (plan.gates, gates))
+        kept = [check for check in recorded[moment] if check.gate.partition(".")[0] not in REGISTRY]  # the budget
+        today, anew[moment] = [*kept, *today], [*kept, *anew[moment]]
+        rows += _rows(moment, recorded[moment], today, anew[moment])
+    before: dict[When, list[Check]] = {moment: recorded[moment] for moment in anew}
+    return StageAnew(plan.name, _ended(stage, before), _ended(stage, anew), tuple(rows))
+
+
+def _asked(stage: StageDir, moment: When, policy: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the gates asked at a moment; where nobody looked at the canary, the verdict asked only the early ones."""
+    if moment == "early" and not stage.early.exists():
+        return {key: chosen for key, chosen in policy.items() if _moments(key)[:1] == ("early",)}
+    return dict(policy)
+
+
+def _ended(stage: StageDir, checks: Mapping[When, Sequence[Check]]) -> str:
+    """Say how the stage ends with these answers; a person's leave sets entry and early answers aside."""
+    leave, cause = stage.leave.exists(), (read_json(stage.cause) or {}).get("cause")
+    if not leave and _worst(checks.get("entry", ())) is not Outcome.PASS:
+        return "REFUSED"
+    if not stage.config.exists():
+        return "UNKNOWN"
+    if "end" not in checks and cause not in (None, "gate"):
+        return "STOPPED"  # by its hours, a person, a live rule: no gate's doing
+    started = [*checks.get("entry", ()), *checks.get("early", ())]
+    if not leave and any(c.outcome in (Outcome.FAIL, Outcome.INVALID) for c in enforced(checks.get("early", ()))):
+        return "STOPPED"
+    if "end" not in checks:
+        return "UNKNOWN"
+    end = {check.gate for check in checks["end"]}
+    counted = [c for c in started if c.gate not in end and not (leave and c.outcome is not Outcome.PASS)]
+    return str(worst([check.outcome for check in enforced([*counted, *checks["end"]])]))
+
+
+def _worst(checks: Sequence[Check]) -> Outcome:
+    """Return the worst outcome that counts; where nothing was asked, nothing stands against it."""
+    counted = enforced(checks)
+    return worst([check.outcome for check in counted]) if counted else Outcome.PASS
+
+
+def _reached(stage: StageDir, plan: StagePlan, moment: When) -> bool:
+    """Whether the stage came to this moment, so that there is something to judge."""
+    if moment == "entry":
+        return True
+    if moment == "early":
+        return any(span.phase == "canary" for span in plan.spans) and (stage.early.exists() or stage.verdict.exists())
+    return stage.verdict.exists()
+
+
+def _recorded(stage: StageDir, moment: When) -> list[Check]:
+    """Return the answers that decided at a moment; a verdict holds the last word on early gates that were open."""
+    said = [Check.from_json(check) for check in (read_json(_file(stage, moment)) or {}).get("checks", [])]
+    if moment == "entry":
+        return said
+    verdict = [Check.from_json(check) for check in (read_json(stage.verdict) or {}).get("checks", [])]
+    entry = {check.gate for check in _recorded(stage, "entry")}
+    if moment == "end":
+        return [check for check in verdict if check.gate not in entry and "end" in _moments(check.gate)]
+    last = {check.gate: check for check in verdict if "end" not in _moments(check.gate) and check.gate not in entry}
+    return [last.pop(check.gate, check) for check in said] + list(last.values())
+
+
+def _file(stage: StageDir, moment: When) -> Any:
+    return {"entry": stage.forecast, "early": stage.early, "end": stage.verdict}[moment]
+
+
+def _moments(key: str) -> tuple[When, ...]:
+    gate = REGISTRY.get(key.partition(".")[0])
+    return gate.moments if gate else ()
+
+
+def as_it_was(stage: StageDir, plan: StagePlan, moment: When) -> Evidence:
+    """Return what gates could see at a moment of a stage that is over."""
+    seen = evidence(stage, moment)
+    if moment == "end":
+        return seen
+    probes = tuple(probe for probe in seen.probes if probe.facts.name in _probes_before(stage, moment))
+    if moment == "entry":
+        return replace(
+            _until(seen, -1),
+            stage=replace(seen.stage, fingerprint=""),
+            forecast=None,
+            baseline=None,
+            probes=probes,
+            noise=noise(stage.run.experiment, plan.cluster.name, plan.gpus, ""),
+        )
+    kept = [Check.from_json(check) for check in (read_json(stage.early) or {}).get("checks", [])]
+    reopened = not kept or any(check.outcome is Outcome.NEED_MORE_DATA for check in kept)
+    if reopened and stage.verdict.exists():
+        return seen  # open at the canary, so asked again with all that there was in the end
+    ends = [int(end) for check in kept for end in _WINDOW.findall(check.window)]
+    canary = [span.last_step for span in plan.spans if span.phase == "canary"]
+    return replace(_until(seen, max([*ends, *canary])), probes=probes)
+
+
+def _until(seen: Evidence, step: int) -> Evidence:
+    """Return the evidence without what was recorded after ``step``."""
+    return replace(
+        seen,
+        steps=seen.steps[seen.steps["step"] <= step],
+        held_out=seen.held_out[seen.held_out["step"] <= step],
+        checkpoints=None if seen.checkpoints is None else seen.checkpoints[seen.checkpoints["step"] <= step],
+    )
+
+
+def _probes_before(stage: StageDir, moment: When) -> set[str]:
+    """Return the probes that were there: bought before the stage; at the canary also those inside its allocation."""
+    orders = {f"{stage.name}/{probe.name}": read_json(probe.order) or {} for probe in stage.probes}
+    return {
+        name
+        for name, order in orders.items()
+        if order.get("moment") == "entry" or (moment == "early" and order.get("inside"))
+    }
+
+
+def _rows(moment: When, recorded: Sequence[Check], today: Sequence[Check], anew: Sequence[Check]) -> list[GateAnew]:
+    old, now, new = ({check.gate: check for check in checks} for checks in (recorded, today, anew))
+    rows = []
+    for gate in dict.fromkeys([*old, *new]):
+        reason = new[gate].reason if gate in new else "the policy does not ask it"
+        rows.append(GateAnew(gate, moment, _answer(old, gate), _answer(now, gate), _answer(new, gate), reason))
+    return rows
+
+
+def _answer(checks: Mapping[str, Check], gate: str) -> str:
+    """Return a gate's answer in a word; a shadow's says so, since it counts for nothing."""
+    if gate not in checks:
+        return NOT_ASKED
+    return str(checks[gate].outcome) + (" (shadow)" if checks[gate].shadow else "")
