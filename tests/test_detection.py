@@ -29,7 +29,7 @@ def plain(detector: EDetector, means: np.ndarray) -> list[float]:
     lams, said = (0.25, 0.5, 1.0, 2.0), []
     m = dict.fromkeys(lams, 0.0)
     for mean in means:
-        z = min((mean - detector.bar) / detector.sd, 4.0)
+        z = min((mean - detector.bar) / detector.sd, 3.5)
         m = {lam: (m[lam] + 1) * math.exp(lam * z - lam**2 / 2) for lam in lams}
         said.append(sum(m.values()) / 4)
     return said
