@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks import measure
+from tasks import measure, natures
 from tasks.errors import DecisionNeeded, GateFailed
 from tasks.evidence import evidence
 from tasks.gates import Check, Outcome, enforced, judge_all, worst
@@ -123,7 +123,10 @@ def failure(stage: StageDir, verdict: Verdict) -> str:
     """Say which gates were against a stage, by how much, and what to do."""
     silent = {Outcome.PASS, Outcome.NOT_COMPARABLE} - {verdict.outcome}
     against = [c for c in enforced(verdict.checks) if c.outcome not in silent and c.gate not in verdict.set_aside]
-    lines = "".join(f"\n  {c.gate} says {c.outcome}: {c.reason}\n    {c.next_step}" for c in against)
+    lines = "".join(
+        f"\n  {c.gate} says {c.outcome}: {c.reason}{natures.mark(c.to_json(), verdict.emulated)}\n    {c.next_step}"
+        for c in against
+    )
     said = lines or "\n  no gate was asked, so nothing has been shown; name gates in the experiment's YAML"
     name = f"{stage.run.experiment}/{stage.run.run_id}"
     return (

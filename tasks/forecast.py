@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tasks import expectation, measure
+from tasks import expectation, measure, natures
 from tasks.errors import StageRefused
 from tasks.evidence import before, evidence
 from tasks.gates import Check, Evidence, Outcome, enforced, judge_all, worst
 from tasks.plan import Ladder, StagePlan
-from tasks.run import ladder_of
+from tasks.run import ladder_of, plan_of
 from tasks.stage_dir import StageDir, read_json, write_json
 
 
@@ -41,7 +41,11 @@ def forecast(stage: StageDir) -> dict[str, Any]:
 def refusal(stage: StageDir, checks: list[Check]) -> str:
     """Say what refused a stage, by how much, and what to do."""
     against = [check for check in enforced(checks) if check.outcome is not Outcome.PASS]
-    lines = "".join(f"\n  {c.gate} says {c.outcome}: {c.reason}\n    {c.next_step}" for c in against)
+    emulated = plan_of(stage).emulated
+    lines = "".join(
+        f"\n  {c.gate} says {c.outcome}: {c.reason}{natures.mark(c.to_json(), emulated)}\n    {c.next_step}"
+        for c in against
+    )
     name = f"{stage.run.experiment}/{stage.run.run_id}"
     return (
         f"{stage.name} is refused before it starts:{lines}\n"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.run import ladder_of
+from tasks import natures
+from tasks.run import ladder_of, plan_of
 from tasks.stage_dir import RunDir, StageDir, read_json
 
 
@@ -31,8 +32,9 @@ def why_not(stage: StageDir) -> str:
     """Return why a stage has no promotion: what refused it, what stopped it, which gate said no."""
     for path in (stage.verdict, stage.early, stage.forecast):
         for check in (read_json(path) or {}).get("checks", []):
-            if check["outcome"] != "PASS":
-                return f"{check['gate']} says {check['outcome']}: {check['reason']}"
+            if natures.speaks_against(check):
+                known = natures.mark(check, plan_of(stage).emulated)
+                return f"{check['gate']} says {check['outcome']}: {check['reason']}{known}"
     cause = read_json(stage.cause)
     if cause is not None:
         return f"it was stopped ({cause['cause']}): {cause['detail']}"

@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tasks import natures
 from tasks.ladder_state import ENDED, StageNow, State, stages_now
 from tasks.stage_dir import RunDir
 
@@ -83,7 +84,7 @@ def _bar(stage: StageNow) -> RenderableType:
 
 
 def _tally(stage: StageNow) -> str:
-    outcomes = [str(check["outcome"]) for check in stage.checks.values()]
+    outcomes = [str(check["outcome"]) for check in stage.checks.values() if not check.get("shadow")]
     passed, rest = outcomes.count("PASS"), sorted({o for o in outcomes if o != "PASS"})
     said = [f"[green]{passed} PASS[/]"] if passed else []
     return ", ".join(said + [f"[bold red]{outcomes.count(o)} {o}[/]" for o in rest])
@@ -94,7 +95,8 @@ def _gates(stages: Iterable[StageNow]) -> RenderableType:
     for stage in stages:
         for gate, check in stage.checks.items():
             mark = _MARK.get(str(check["outcome"]), f"[yellow]{check['outcome']}[/]")
-            table.add_row(f"  {stage.name}", mark, gate, Text(str(check["reason"]), overflow="fold"))
+            name = gate + natures.mark(check, stage.emulated)
+            table.add_row(f"  {stage.name}", mark, name, Text(str(check["reason"]), overflow="fold"))
         if stage.because:
             table.add_row(f"  {stage.name}", f"[{_STYLE[stage.state]}]{stage.state}[/]", "", escape(stage.because))
     return table
@@ -130,7 +132,8 @@ class Lines:
             outcome = str(check["outcome"])
             if self._checks.get((stage.name, gate)) != outcome:
                 self._checks[stage.name, gate] = outcome
-                lines.append(f"{stage.name}  {outcome:<14}  {gate}: {check['reason']}")
+                name = gate + natures.mark(check, stage.emulated)
+                lines.append(f"{stage.name}  {outcome:<14}  {name}: {check['reason']}")
         return lines
 
     def _progress(self, stage: StageNow) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from tasks import natures
 from tasks.errors import ScaleupError
 from tasks.records import Metrics, read_metrics
 from tasks.stage_dir import RunDir, StageDir, read_json
@@ -181,7 +182,7 @@ def stage_tags(stage: StageDir) -> dict[str, str]:
     found |= numbers_tags(stage)
     if verdict is not None:
         found["scaleup.verdict"] = verdict.get("outcome")
-        bad = [c for c in verdict.get("checks", []) if c.get("outcome") != "PASS"]
+        bad = [c for c in verdict.get("checks", []) if natures.speaks_against(c)]
         found["scaleup.failed_gates"] = ", ".join(c["gate"] for c in bad) or None
         found["mlflow.note.content"] = _note(stage, verdict)
     if promotion is not None:
