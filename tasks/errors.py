@@ -37,3 +37,7 @@ class LaunchFailed(ScaleupError):
 
 class RecordsInvalid(ScaleupError):
     """A trainer's ``metrics.jsonl`` breaks its contract; the message names the line."""
+
+
+class TableInvalid(ScaleupError):
+    """A table of measured throughput cannot be read; the message names the line."""
