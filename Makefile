@@ -42,8 +42,9 @@ check: $(VENV)/.installed-dev ## style, types, directions of imports
 bench: $(VENV)/.installed-dev ## the benchmarks in tests/benchmarks
 	@if [ -d tests/benchmarks ]; then $(BIN)/python -m pytest tests/benchmarks -s; else echo "there are no benchmarks yet"; fi
 
-chaos: $(VENV)/.installed-dev ## everything killed and cleared at any point, against a real Airflow
-	@$(BIN)/python -m pytest -p tests.strict -m airflow $(wildcard tests/chaos) tests
+chaos: $(VENV)/.installed-dev ## everything killed and cleared at any point, with a real Airflow and without
+	@$(BIN)/python -m pytest -p tests.strict tests/chaos
+	@$(BIN)/python -m pytest -p tests.strict -m airflow tests
 
 lock: ## write constraints.txt anew: the newest versions that fit pyproject.toml together
 	@$(INSTALL) lock
