@@ -204,6 +204,20 @@ def test_a_prior_that_leaves_out_needs_families(written, capsys):
     assert "has no column 'team'" in capsys.readouterr().err
 
 
+def test_series_that_taught_the_shipped_prior_are_not_foretold_by_it(written, capsys):
+    """With families enough they get priors learned without them; with few, the reader is told."""
+    lines = PUBLIC.read_text().splitlines(keepends=True)
+    few = written(lines[0] + "".join(line for line in lines if "llama-3-1-8b-24-09-bf16" in line))
+    assert main(["backtest", str(few)]) == 0
+    assert "was learned from 1 of these series: their errors flatter it" in capsys.readouterr().out
+    families = ("llama-3-1-8b-24-09-bf16", "mistral", "gpt5b", "maxtext-llama3", "nemo-megatron-fp8")
+    many = written(lines[0] + "".join(line for line in lines if any(name in line for name in families)))
+    told: list[str] = []
+    done = backtest(read_table(many), told=lambda what, part: told.append(what))
+    assert (done.prior, done.families) == ("left-out", 5)
+    assert told[0] == "learning 5 priors, each without one family"
+
+
 def test_order_of_rows_and_unit_do_not_matter(written):
     rows = [line.split(",") for line in GOOD.splitlines()[1:]]
     other = HEAD + "".join(",".join([*row[:3], str(float(row[3]) * 7)]) + "\n" for row in reversed(rows))
