@@ -1,8 +1,8 @@
 """The throughput predictor on published tables, each family foretold by what the others teach, beside its rivals.
 
 ``make bench`` prints the table with intervals by resampling families, and target or miss of each aim; asserted are only
-relations within the run. Settings are chosen and fitted without the family that is scored (nested leave-family-out); the form
-of the model (two kinds of system, breaks) was found on this same table, so other tables are the better judge of it.
+relations within the run. Settings are chosen and fitted without the family that is scored (nested leave-family-out);
+the form of the model (two kinds of system, breaks) was found on this same table: other tables are its better judge.
 """
 
 from __future__ import annotations
