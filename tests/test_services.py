@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from contextlib import closing
+from importlib.metadata import version
 
 import psutil
 import pytest
@@ -140,6 +141,23 @@ def test_two_demos_of_one_home_exclude_each_other(scaleup_home):
         second = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "a demo already runs from" in second.stderr
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_what_is_waited_for_is_told_until_it_is_there_or_given_up(together):
+    service, told, looks = server(), [], []
+    together.services, together.waiting = [service], told.append
+    together.launch_all()
+    together.wait_for(service, lambda: looks.append(1) or len(looks) > 2)
+    assert [line[:8] for line in told] == ["server, ", "server, ", ""]
+    with pytest.raises(ServiceFailed, match="server: no answer after 0 s"):
+        together.wait_for(service, lambda: False, seconds=0.0)
+    assert told[-1] == ""  # a line that is redrawn would hide the error
+
+
+def test_airflow_s_own_command_runs_behind_ours(scaleup_home):
+    program = [sys.executable, "-m", "tasks.services.airflow_main", "version"]
+    said = subprocess.run(program, capture_output=True, text=True, env=airflow.environment("", 18080), timeout=60)
+    assert said.stdout.split()[-1] == version("apache-airflow"), said.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -14,14 +14,15 @@ from dataclasses import replace
 from rich.console import Console
 
 from tasks.demo import preflight
-from tasks.demo.follow import follow
-from tasks.demo.summary import links, summary
+from tasks.demo.follow import follow, waiting_line
+from tasks.demo.summary import addresses, links, summary
 from tasks.errors import ScaleupError
 from tasks.run import new_run_id, runs
 from tasks.run_id import safe
 from tasks.services import airflow, mlflow
 from tasks.services.airflow_api import AirflowApi, AirflowRefused, AirflowUnreachable, wait_seconds
 from tasks.services.interruption import Interrupted, Interruption
+from tasks.services.process import ServiceFailed
 from tasks.services.together import Together, only_one
 from tasks.stage_dir import RunDir, StageDir, read_json
 
@@ -75,15 +76,18 @@ def _demo(options: argparse.Namespace, console: Console, interruption: Interrupt
     together = Together(
         [mlflow.service(options.mlflow_port)],
         tell=lambda line: console.print(f"  {line}", style="dim"),
+        waiting=waiting_line(console),
         shield=interruption.shield,
     )
     with _ended(together, console, interruption):
         _start(together, options, console)
         api = airflow.api(options.airflow_port)
         dag_id = f"scale_up_{options.experiment}"
+        _wait_for_dag(together, api, dag_id)
         run_id = _begin(api, dag_id, options, console)
         run = RunDir.of(options.experiment, safe(run_id))
         try:
+            _start_the_rest(together)
             state = follow(run, lambda: api.state(dag_id, run_id), together.mend, console)
         except BaseException:  # Ctrl-C, or the terminal that it was shown in is gone
             _give_up(api, dag_id, run_id)
@@ -99,27 +103,38 @@ def _demo(options: argparse.Namespace, console: Console, interruption: Interrupt
 
 
 def _start(together: Together, options: argparse.Namespace, console: Console) -> None:
-    """Start all services, and return when those answer that a ladder needs for its first steps."""
+    """Start what a ladder needs for its first steps, and return when Airflow takes a run: the rest may follow it."""
     console.print("starting Airflow and MLflow, on 127.0.0.1 alone")
     (tracking,) = together.services
     if not airflow.is_prepared():
         together.launch(tracking)  # bringing the database up to date keeps one core busy; this is for the other
+        together.waiting("Airflow's database, which is made once")
         airflow.prepare_database(options.airflow_port)
+        together.waiting("")
     airflow.configure(options.airflow_port)
-    *first, triggerer = airflow.services(options.airflow_port, mlflow.url(options.mlflow_port))
-    together.services = [tracking, *first, triggerer]
-    for service in first:
+    for line in addresses(options.airflow_port, options.mlflow_port):
+        console.print(line, markup=False, soft_wrap=True)
+    api_server, scheduler, dag_processor, triggerer = airflow.services(
+        options.airflow_port, mlflow.url(options.mlflow_port)
+    )
+    together.services = [tracking, api_server, scheduler, dag_processor, triggerer]
+    for service in (api_server, dag_processor):  # a run is taken by the one, and its DAG is found by the other
         together.launch(service)
+    together.wait_for(api_server, lambda: airflow.answers(options.airflow_port))
+    together.launch(scheduler)
+
+
+def _start_the_rest(together: Together) -> None:
+    """Wait until the run's first tasks can run, and only then start what they need later: two cores are soon busy."""
     together.wait_healthy()
     # What is logged before MLflow is up is delivered later, and no step of a ladder waits for a trigger.
-    for service in (tracking, triggerer):
+    for service in together.services:
         if service.name not in together.running:
             together.launch(service)
 
 
 def _begin(api: AirflowApi, dag_id: str, options: argparse.Namespace, console: Console) -> str:
     """Return the run to follow: an unfinished one of this experiment goes on, else a new one starts."""
-    _wait_for_dag(api, dag_id)
     api.unpause(dag_id)
     for earlier, note in api.unfinished(dag_id).items():
         if options.new or note == _ENDED_HERE or _was_given_up(RunDir.of(options.experiment, safe(earlier))):
@@ -132,13 +147,17 @@ def _begin(api: AirflowApi, dag_id: str, options: argparse.Namespace, console: C
     return run_id
 
 
-def _wait_for_dag(api: AirflowApi, dag_id: str) -> None:
-    for _ in range(int(DAG_SECONDS / 0.5)):
-        if api.has_dag(dag_id):
-            return
-        wait_seconds(0.5)
-    errors = "\n".join(api.import_errors()) or "Airflow reports no import error"
-    raise ScaleupError(f"Airflow has no DAG {dag_id} after {DAG_SECONDS:.0f} s: {errors}")
+def _wait_for_dag(together: Together, api: AirflowApi, dag_id: str) -> None:
+    """Wait until Airflow has the DAG as its file is now: one of an earlier demo may have other stages."""
+    (dag_processor,) = (service for service in together.services if service.name == "airflow-dag-processor")
+    since = together.running[dag_processor.name].started
+    try:
+        together.wait_for(dag_processor, lambda: api.has_dag(dag_id, since), DAG_SECONDS)
+    except ServiceFailed as error:
+        if not together.running[dag_processor.name].alive:
+            raise
+        errors = "\n".join(api.import_errors()) or "Airflow reports no import error"
+        raise ScaleupError(f"Airflow has no DAG {dag_id} after {DAG_SECONDS:.0f} s: {errors}") from error
 
 
 def _was_given_up(run: RunDir) -> bool:

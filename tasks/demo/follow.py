@@ -19,6 +19,20 @@ _ASK_SECONDS = 1.0
 ENDED = ("success", "failed")
 
 
+def waiting_line(console: Console) -> Callable[[str], None]:
+    """Return what shows the one thing that is waited for: a line redrawn in a terminal, nothing in a log."""
+    status = console.status("")
+
+    def show(what: str) -> None:
+        if not what:
+            status.stop()
+        elif console.is_terminal:
+            status.update(f"waiting for {what}")
+            status.start()
+
+    return show
+
+
 def follow(run: RunDir, state: Callable[[], str], mend: Callable[[], object], console: Console) -> str:
     """Show the run until Airflow says that it has ended; return how: ``success`` or ``failed``.
 

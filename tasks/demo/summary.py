@@ -11,7 +11,7 @@ from rich.text import Text
 from tasks import tracking
 from tasks.ladder_outcome import outcome
 from tasks.ladder_state import StageNow, stages_now
-from tasks.services import airflow
+from tasks.services import airflow, mlflow
 from tasks.stage_dir import RunDir, home, read_json
 
 
@@ -19,6 +19,16 @@ def summary(run: RunDir, state: str) -> RenderableType:
     """Return the closing table and its one sentence; ``state`` is Airflow's word on the run."""
     style = "bold green" if state == "success" else "bold red"
     return Group(Text(), _stages(stages_now(run)), Text(), Text(outcome(run).sentence, style=style), Text())
+
+
+def addresses(airflow_port: int, mlflow_port: int) -> list[str]:
+    """Return where the two UIs will be, a line each, while they still start."""
+    rows = {
+        "Airflow": airflow.url(airflow_port),
+        "log in as": f"{airflow.USER}, password {airflow.password()}",
+        "MLflow": mlflow.url(mlflow_port),
+    }
+    return [f"  {name:<24} {value}" for name, value in rows.items()]
 
 
 def links(run: RunDir, airflow_port: int) -> list[str]:

@@ -187,7 +187,7 @@ def services(port: int, mlflow_url: str) -> list[Service]:
     return [
         Service(
             f"airflow-{name}",
-            (sys.executable, "-m", "airflow", *arguments),
+            (sys.executable, "-m", "tasks.services.airflow_main", *arguments),
             variables,
             lambda since, name=name: healthy(name, since),  # type: ignore[misc]
             port if name == "api-server" else None,
@@ -196,9 +196,18 @@ def services(port: int, mlflow_url: str) -> list[Service]:
     ]
 
 
+def answers(port: int) -> bool:
+    """Say whether the API server answers people and programs; tasks it may still keep waiting."""
+    try:
+        AirflowApi(url(port), USER, "").heartbeats()
+    except (AirflowUnreachable, AirflowRefused):
+        return False
+    return True
+
+
 def _answers_tasks(port: int) -> bool:
-    """Ask the part of the API that tasks talk to. It builds itself at the first question, 8 s of processor time in
-    which nobody else is answered: better while all else still starts than when the first task does.
+    """Ask the part of the API that tasks talk to. It builds itself at the first question, seconds of processor time
+    in which nobody else is answered: better while all else still starts than when the first task does.
     """
     try:
         fetch(f"{url(port)}/execution/health", timeout=5)

@@ -78,15 +78,15 @@ class AirflowApi:
         answer = fetch(f"{self.base}/auth/token", known, timeout=self.timeout)
         self._token = str(answer["access_token"])
 
-    def has_dag(self, dag_id: str) -> bool:
-        """Say whether the DAG processor has found the DAG."""
+    def has_dag(self, dag_id: str, since: float = 0.0) -> bool:
+        """Say whether the DAG processor has found the DAG, in its file as it was at ``since`` or later."""
         try:
-            self.call(f"/dags/{dag_id}")
+            found = self.call(f"/dags/{dag_id}")
         except AirflowRefused as error:
             if str(error).startswith("404"):
                 return False
             raise
-        return True
+        return _seconds(found["last_parsed_time"]) >= since
 
     def import_errors(self) -> list[str]:
         """Return what the DAG processor could not read, as text."""

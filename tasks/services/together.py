@@ -42,6 +42,7 @@ class Together:
 
     services: Sequence[Service]
     tell: Tell = lambda line: None
+    waiting: Tell = lambda line: None  # told at each look what is waited for; empty when nothing is any more
     # Around each start: a signal waits until the new process is recorded.
     shield: Callable[[], AbstractContextManager[None]] = nullcontext
     running: dict[str, Running] = field(default_factory=dict)
@@ -71,23 +72,46 @@ class Together:
         with self.shield():
             self.running[service.name] = process.start(service)
 
+    def wait_for(self, service: Service, done: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+        """Wait until one service, launched before, has come so far as ``done`` says."""
+        self._wait({service.name: service}, lambda service: done(), seconds)
+
     def wait_healthy(self, seconds: float = START_SECONDS) -> None:
-        """Wait until every service has answered since its last start."""
-        deadline = time.monotonic() + seconds
-        waiting = {service.name: service for service in self.services if service.name in self.running}
-        while waiting:
-            for name, service in list(waiting.items()):
-                if service.healthy(self.running[name].started):
-                    del waiting[name]
-                    self.tell(f"{name} is up")
-                elif not self.running[name].alive:
-                    raise ServiceFailed(f"{name} ended while starting; {service.log} ends:\n{last_lines(service.log)}")
-            if waiting and time.monotonic() > deadline:
-                service = next(iter(waiting.values()))
-                names, end = ", ".join(waiting), last_lines(service.log)
-                raise ServiceFailed(f"{names}: no answer after {seconds:.0f} s; {service.log} ends:\n{end}")
-            if waiting:
-                wait_seconds(_LOOK_SECONDS)
+        """Wait until every service has answered since its last start, and tell of each."""
+
+        def up(service: Service) -> bool:
+            answered = service.healthy(self.running[service.name].started)
+            if answered:
+                self.tell(f"{service.name} is up")
+            return answered
+
+        self._wait({service.name: service for service in self.services if service.name in self.running}, up, seconds)
+
+    def _wait(self, waiting: dict[str, Service], done: Callable[[Service], bool], seconds: float) -> None:
+        """Look until ``done`` says so of each; raise :class:`ServiceFailed` where one died or the time is up."""
+        began = time.monotonic()
+        try:
+            while waiting:
+                for service in list(waiting.values()):
+                    if done(service):
+                        del waiting[service.name]
+                    else:
+                        self._still_starting(service)
+                waited = time.monotonic() - began
+                if waiting and waited > seconds:
+                    service = next(iter(waiting.values()))
+                    names, end = ", ".join(waiting), last_lines(service.log)
+                    raise ServiceFailed(f"{names}: no answer after {seconds:.0f} s; {service.log} ends:\n{end}")
+                if waiting:
+                    self.waiting(f"{', '.join(waiting)}, {waited:.0f} s")
+                    wait_seconds(_LOOK_SECONDS)
+        finally:
+            self.waiting("")
+
+    def _still_starting(self, service: Service) -> None:
+        if not self.running[service.name].alive:
+            said = last_lines(service.log)
+            raise ServiceFailed(f"{service.name} ended while starting; {service.log} ends:\n{said}")
 
     def mend(self) -> list[str]:
         """Start again what has died, without waiting for it to come up; return the names."""
