@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tasks.gates.core import Check, Outcome, worst
+from tasks.gates.core import Check, Outcome, enforced, worst
 from tasks.stage_dir import RunDir, StageDir, write_json
 from training.config import Emulation, Link, ModelShape, Schedule, Span, Start, TrainConfig
 
@@ -144,7 +144,7 @@ def append(stage: StageDir, records: Iterable[dict[str, Any]]) -> None:
 def verdict(stage: StageDir, checks: list[Check]) -> None:
     """Write ``watch.json`` and ``verdict.json`` of a stage that ran to its end."""
     write_json(stage.watch, {"state": "succeeded", "step": 90, "offset": 0, "last_look": 1_800_002_000.0})
-    outcome = str(worst([c.outcome for c in checks]))
+    outcome = str(worst([c.outcome for c in enforced(checks)]))
     plain = [c.to_json() for c in checks]
     write_json(
         stage.verdict,
@@ -190,6 +190,18 @@ def finished_stage(run: RunDir, name: str = "gpus_8", *, failed: bool = False) -
     if not failed:
         promotion(stage)
     return stage
+
+
+def scored(stage: StageDir) -> None:
+    """Write ``score.json``: a speed that came inside its interval, a loss that did not."""
+    speed = {"quantity": "throughput", "unit": "tokens/s/GPU", "nature": "modelled", "says": "steps 111..180"}
+    speed |= {"median": 10900.0, "low": 10400.0, "high": 11400.0, "outcome": 10780.0, "quantile": 0.36}
+    loss = {"quantity": "held_out_loss", "unit": "nats", "nature": "real", "says": "held-out set at step 180"}
+    loss |= {"median": 2.9, "low": 2.8, "high": 3.0, "outcome": 3.1, "quantile": 0.99}
+    rows = [{**row, "inside": inside, "error": row["outcome"] / row["median"] - 1} for row, inside in (
+        (speed, True), (loss, False))]  # fmt: skip
+    failures = {"quantity": "failures", "unit": "failures", "says": "not scored", "outcome": None, "inside": None}
+    write_json(stage.score, {"stage": stage.name, "time": 1_800_002_001.0, "quantities": [*rows, failures]})
 
 
 def checks(name: str, *, failed: bool = False) -> list[Check]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 import sample_runs as sample
 
-from tasks.gates.core import Check, Outcome
-from tasks.report import pictures, report, report_run, words
-from tasks.run import open_run
+from tasks.gates.core import Check, Measurement, Outcome
+from tasks.probe import order
+from tasks.report import report, report_run
+from tasks.run import open_run, plan_of
 from tasks.stage_dir import RunDir, write_json
 
 
@@ -71,17 +73,18 @@ def test_a_failed_stage_says_what_how_much_how_sure_and_what_then(run: RunDir) -
     page = Page(report(stage))
     assert "gpus_1000 failed: scaling_efficiency" in page.words
     assert "78.0% against a limit of 90.0%: 12.0 points off" in page.words
-    assert "interval 77.0% to 79.0%, wholly on one side of the limit: sure; n = 70" in page.words
-    assert "see where a step's time goes <communication first>" in page.words
+    assert "Sure: the interval is 77.0% to 79.0%, wholly on the bad side of the limit; n = 70." in page.words
+    assert "See where a step's time goes <communication first>." in page.words
     assert 'scaleup promote gpt_stdlib/20261201_030000 gpus_1000 --because "..."' in page.words
     assert "rehearsal on emulated GPUs" in page.words
-    assert page.words.index("scaling_efficiency failed") < page.words.index("finite_loss passed")
+    assert page.words.index("scaling_efficiency failed modelled") < page.words.index("finite_loss passed")
+    assert "scaleup run gpt_stdlib" in page.words
     assert "modelled step_seconds, tokens_per_gpu_second" in page.words
     assert "Not promoted." in page.words
     assert "10,900 (10,400 to 11,400) from gpus_8" in page.words
     assert "a wrong start costs 12 GPU-hours" in page.words
     text = stage.report_md.read_text()
-    assert "| scaling_efficiency | **FAIL** |" in text and "&lt;communication first>" in text
+    assert "| scaling_efficiency | **FAIL** (modelled) |" in text and "&lt;communication first>" in text
 
 
 def test_a_passed_stage_says_what_going_on_costs(run: RunDir) -> None:
@@ -126,6 +129,98 @@ def test_the_ladder_shows_stages_forecast_and_links(run: RunDir) -> None:
     text = run.report_md.read_text()
     assert "\n\n| stage | verdict |" in text and "| 10,900 | 11,000 | +0.9% |" in text
     assert "a <b>note</b> | more" in page.words
+
+
+def test_an_undecided_stage_says_what_would_decide_it_and_what_that_costs(run: RunDir) -> None:
+    stage = sample.finished_stage(run, "gpus_64")
+    stage.promotion.unlink()
+    buys = Measurement("probe", 64, 60, 2.0, 40.0, "60 steps more on 64 GPUs")
+    sample.verdict(
+        stage,
+        [
+            Check("scaling_efficiency", Outcome.NEED_MORE_DATA, "89% to 92% is known", 0.905, (0.89, 0.92), 0.9,
+                  "of gpus_8's tokens/s/GPU", 70, thresholds={"at_least": 0.9, "confidence": 0.95}, measurement=buys,
+                  inputs={"launch_sd": "prior, 0.005"}, next_step="measure more"),
+            Check("canary", Outcome.FAIL, "too slow", 0.8, (0.79, 0.81), 0.95, "of the forecast tokens/s/GPU", 20,
+                  shadow=True),
+            Check("loss_near_baseline", Outcome.NOT_COMPARABLE, "the data mix changed", 2.4, unit="nats", n=1),
+        ],
+    )  # fmt: skip
+    page = Page(report(stage))
+    assert "gpus_64 cannot be decided yet: scaling_efficiency needs more data" in page.words
+    assert "Not sure: the 95% interval is 89.0% to 92.0%, and the limit lies inside it; n = 70." in page.words
+    assert (
+        "60 steps more on 64 GPUs. It costs 2 GPU-hours ($5.00). To be wrong costs 40 GPU-hours ($100)." in page.words
+    )
+    assert "launch sd: prior, 0.005" in page.words
+    assert "scaleup calibrate gpt_stdlib --repeats 5 --stage gpus_64" in page.words
+    assert "canary failed shadow: asked and shown, it does not count" in page.words
+    assert "loss_near_baseline was not compared" in page.words
+    assert "A declared change makes a comparison meaningless." in page.words
+    text = stage.report_md.read_text()
+    assert "| canary | **FAIL** (shadow) (modelled) |" in text and "| **NOT_COMPARABLE** |" in text
+
+
+def test_a_forecast_is_shown_against_what_came(run: RunDir) -> None:
+    for name in ("gpus_8", "gpus_64"):
+        stage = sample.finished_stage(run, name)
+        sample.scored(stage)
+        report(stage)
+    page = Page(stage.report_html)
+    assert "10,900 (10,400 to 11,400) 10,780 -1.1% inside above 36% of it" in page.words
+    assert "2.9000 (2.8000 to 3.0000) 3.1000 +6.9% outside above all but 1%" in page.words
+    assert "forecast against outcome" in stage.report_html.read_text()
+    ladder = Page(report_run(run))
+    assert "gpus_64 Held-out loss real 2.9000 (2.8000 to 3.0000) 3.1000 +6.9% outside" in ladder.words
+    assert "| gpus_64 | tokens/s/GPU (modelled) | 10,900 (10,400 to 11,400) | 10,780 |" in run.report_md.read_text()
+    assert "gpus_64 tokens/s/GPU" in run.report_html.read_text()
+
+
+def test_what_is_not_known_is_said_once(run: RunDir) -> None:
+    stage = sample.finished_stage(run, "gpus_8")
+    report(stage)
+    assert "unknown unknown" not in stage.report_md.read_text() + Page(stage.report_html).words
+    assert "- tokens/s/GPU: unknown: nothing before" in stage.report_md.read_text()
+
+
+def test_alarms_are_listed_and_marked_on_both_curves(run: RunDir) -> None:
+    stage = sample.finished_stage(run, "gpus_64")
+    alarms = [
+        {"rule": "spikes", "action": "note", "step": 130, "time": 1_800_000_130.0, "says": "the loss rose <7 sd>"},
+        {"rule": "throughput", "action": "page", "step": 150, "time": 1.8e9, "says": "3% slower", "window": [111, 150]},
+        {"rule": "hang", "action": "restart", "step": 99_999, "time": 1.8e9, "says": "no record for 5 minutes"},
+    ]
+    write_json(stage.live, {"alarms": alarms, "state": {}})
+    html = report(stage).read_text()
+    page = Page(stage.report_html)
+    assert "spikes note 130 2027-01-15 08:02 UTC the loss rose <7 sd>" in page.words
+    for name in ("spikes (note), step 130", "throughput (page), step 150"):
+        assert html.count(f">{name}<") == 2
+    assert "- step 150, throughput (page): 3% slower" in stage.report_md.read_text()
+    crowd = [{**alarms[0], "step": 100 + n} for n in range(60)]
+    write_json(stage.live, {"alarms": [*crowd, alarms[1]], "state": {}})
+    html = report(stage).read_text()
+    assert html.count("(note), step") <= 16 and html.count("throughput (page), step 150") == 2
+
+
+def test_probes_are_listed_with_who_asked_and_what_they_showed(run: RunDir) -> None:
+    stage = sample.finished_stage(run, "gpus_64")
+    plan = plan_of(stage)
+    orders = {
+        "gpus_16": {"inside": True, "says": "a point for what follows"},
+        "gpus_64.1": {"gate": "scaling_efficiency", "moment": "end", "gpu_hours": 2.0, "says": "another launch"},
+    }
+    for name, said in orders.items():
+        gpus = int(name.partition(".")[0].removeprefix("gpus_"))
+        order(stage.probe(name), stage, plan, gpus=gpus, steps=60, **said)
+    records = [sample.step(n, phase="probe", speed=9000.0) for n in range(1, 61)]
+    stage.probe("gpus_16").metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    page = Page(report(stage))
+    assert "gpus_16 60 steps on 16 GPUs the experiment (probe_gpus) a point for what follows" in page.words
+    assert re.search(
+        r"9,0\d\d \(8,\d\d\d to 9,\d\d\d\) tokens/s/GPU \(modelled\)|8,9\d\d \(8,\d\d\d to 9,\d\d\d\)", page.words
+    )
+    assert "scaling_efficiency (end) another launch not complete 2 GPU-hours ($5.00)" in page.words
 
 
 def test_a_stage_refused_before_it_started(run: RunDir) -> None:
@@ -179,36 +274,3 @@ def test_an_empty_run_has_a_report_too(tmp_path: Path, monkeypatch: pytest.Monke
     page = Page(report_run(lost))
     assert "No stage has begun" in page.words and "the plan of the run cannot be read" in page.words
     assert "gpus_8 has not begun" in Page(report(lost.stage("gpus_8"))).words
-
-
-def test_pictures_keep_spikes_and_stay_inside() -> None:
-    points = [(float(n), 1.0) for n in range(100_000)]
-    points[54_321] = (54_321.0, 9.0)
-    kept = pictures.thinned(points)
-    assert (54_321.0, 9.0) in kept and len(kept) <= 1000
-    curve = pictures.Curve("loss <of> one", [(1.0, 2.0), (1.0, 2.0)], "#000")
-    drawn = pictures.chart([curve], x="x", y="y", x_number=words.short, y_number=words.short)
-    assert "loss &lt;of&gt; one" in drawn and "nan" not in drawn
-    assert pictures.chart([], x="x", y="y", x_number=words.short, y_number=words.short) == ""
-
-
-@pytest.mark.parametrize(
-    ("outcome", "interval"),
-    [("PASS", (-float("inf"), 0.5)), ("FAIL", None), ("INVALID", (0.2, 0.2)), ("NEED_MORE_DATA", (0.1, 0.4))],
-)
-def test_check_pictures(outcome: str, interval: tuple[float, float] | None) -> None:
-    drawn = pictures.check_picture(outcome, 0.3, interval, 0.3, words.number)
-    xs = [float(x) for x in re.findall(r'(?:cx|x1|x2)="([^"]+)"', drawn)]
-    assert xs and all(0 <= x <= 320 for x in xs)
-    assert pictures.check_picture(outcome, None, interval, 0.3, words.number) == ""
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "said"),
-    [
-        (0.5, "of gpus_8's", "50.0%"), (12345.6, "", "12,346"), (0.00001, "nats", "1.0e-05"), (3.0, "", "3"),
-        (None, "", "unknown"), (float("inf"), "", "inf"), (0.01234567, "nats", "0.01235"),
-    ],
-)  # fmt: skip
-def test_numbers(value: float | None, unit: str, said: str) -> None:
-    assert words.number(value, unit) == said

@@ -14,11 +14,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from tasks import tracking
 from tasks.report import ladder_page, stage_page
 from tasks.report.story import stories_of, story_of
+from tasks.score import score
 from tasks.stage_dir import RunDir, StageDir, write_whole
+from tasks.tracking import summary
 
 
 def report(stage: StageDir) -> Path:
     """Write ``report.html`` and ``report.md`` of a stage, renew the ladder's, ship both; return the stage's page."""
+    if summary.is_over(stage) and not stage.verdict.exists():
+        score(stage)  # no verdict came that would have brought it: stopped at its canary, by its hours, by a person
     _write(stage.report_html, stage.report_md, "stage", stage_page.context(story_of(stage)))
     report_run(stage.run)
     return stage.report_html

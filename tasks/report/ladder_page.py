@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tasks import tracking
-from tasks.report import pictures, stage_page, words
+from tasks.report import charts, foretold, pictures, stage_page, todo, words
 from tasks.report.story import Story, finite, told
 from tasks.stage_dir import RunDir
 from tasks.tracking import summary
@@ -27,6 +27,8 @@ def context(run: RunDir, stories: list[Story], missing: list[str]) -> dict[str, 
         "rows": [row(story) for story in stories],
         "loss_chart": loss_chart(stories),
         "speed_chart": speed_chart(stories),
+        "scores": [row for story in stories for row in foretold.score_rows(story) if row["inside"]],
+        "score_chart": foretold.score_chart(stories),
         "trouble": [trouble(story) for story in stories if story.tone not in ("PASS", "WAITING", "RUNNING")],
         "links": _links(run),
         "missing": missing + ([] if stories else ["no stage has begun"]),
@@ -79,10 +81,10 @@ def trouble(story: Story) -> dict[str, Any]:
     return {
         "headline": stage_page.headline(story),
         "tone": story.tone,
-        "checks": [stage_page.check_row(check) for check in story.bad],
-        "next_steps": stage_page.next_steps(story),
-        "override": stage_page.override(story),
-        "cost": stage_page.cost_to_go_on(story),
+        "checks": [stage_page.card(story, check) for check in story.bad],
+        "next_steps": todo.next_steps(story),
+        "commands": todo.commands(story),
+        "cost": todo.cost_to_go_on(story),
     }
 
 
@@ -102,7 +104,7 @@ def speed_chart(stories: list[Story]) -> Any:
     """Return tokens/s/GPU over doublings of the GPUs: reached, and the range that was forecast where one was."""
     reached, curves = [], []
     for story in stories:
-        value, band = story.values.get("tokens_per_gpu_second"), stage_page.forecast_band(story.forecast)
+        value, band = story.values.get("tokens_per_gpu_second"), charts.forecast_band(story.forecast)
         if story.gpus and value:
             reached.append((math.log2(story.gpus), value))
         if story.gpus and band:

@@ -8,11 +8,17 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-TONES = {"PASS": "#1a7f4b", "FAIL": "#b3261e", "NEED_MORE_DATA": "#8a5a00", "INVALID": "#6b3fa0"}
+TONES = {
+    "PASS": "#1a7f4b",
+    "FAIL": "#b3261e",
+    "NEED_MORE_DATA": "#8a5a00",
+    "INVALID": "#6b3fa0",
+    "NOT_COMPARABLE": "#5b6770",
+}
 """Colour of an outcome; words and signs say the same, for those who see no colours."""
 
 INKS = ("#1f5fbf", "#c2571a", "#0f8a8a", "#8c3d97", "#5b6770")
-_GREY, _TEXT = "#c9ced6", "#4a5361"
+GREY, TEXT = "#c9ced6", "#4a5361"
 _COLUMNS = 500  # more points a curve than this are drawn as least and greatest a column
 Format = Callable[[float], str]
 
@@ -42,7 +48,18 @@ class Band:
 
 
 @dataclass(frozen=True)
-class _Scale:
+class Mark:
+    """A moment on the x axis, drawn as an upright line with its name beside it."""
+
+    name: str
+    at: float
+    ink: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values to pixels along one axis."""
+
     low: float
     high: float
     start: float
@@ -54,44 +71,15 @@ class _Scale:
         return round(self.start + min(1.0, max(0.0, part)) * (self.end - self.start), 1)
 
 
-def check_picture(
-    outcome: str, estimate: float | None, interval: tuple[float, float] | None, limit: float | None, number: Format
-) -> Markup:
-    """Return estimate, interval and limit on one line; the failing side is shaded, where it is known."""
-    if estimate is None or not math.isfinite(estimate):
-        return Markup("")
-    ends = [v for v in (interval or ()) if math.isfinite(v)]
-    known = [estimate, *ends, *([limit] if limit is not None else [])]
-    low, high = min(known), max(known)
-    room = (high - low) or abs(high) or 1.0
-    scale = _Scale(low - 0.25 * room, high + 0.25 * room, 8, 312)
-    ink = TONES.get(outcome, _TEXT)
-    parts = [f'<line x1="8" x2="312" y1="30" y2="30" stroke="{_GREY}"/>']
-    if limit is not None:
-        parts += _limit_mark(scale, outcome, estimate, limit, number)
-    if interval is not None:
-        a, b = (scale.at(v) for v in interval)
-        parts.append(f'<line x1="{a}" x2="{b}" y1="30" y2="30" stroke="{ink}" stroke-width="7" opacity=".35"/>')
-    x = scale.at(estimate)
-    parts.append(f'<circle cx="{x}" cy="30" r="4.5" fill="{ink}"/>')
-    parts.append(_text(x, 51, number(estimate), _anchor(x, 320), ink))
-    said = f"estimate {number(estimate)}" + (f", limit {number(limit)}" if limit is not None else "")
-    return _svg(320, 56, said, parts)
-
-
-def _limit_mark(scale: _Scale, outcome: str, estimate: float, limit: float, number: Format) -> list[str]:
-    x = scale.at(limit)
-    parts = []
-    good_is_right = {"PASS": estimate >= limit, "FAIL": estimate < limit}.get(outcome)
-    if good_is_right is not None and estimate != limit:
-        start, width = (8.0, x - 8) if good_is_right else (x, 312 - x)
-        parts.append(f'<rect x="{start}" y="20" width="{width:.1f}" height="20" fill="#b3261e" opacity=".08"/>')
-    parts.append(f'<line x1="{x}" x2="{x}" y1="18" y2="42" stroke="#222" stroke-width="1.5"/>')
-    return [*parts, _text(x, 13, f"limit {number(limit)}", _anchor(x, 320), "#222")]
-
-
 def chart(
-    curves: Sequence[Curve], bands: Sequence[Band] = (), *, x: str, y: str, x_number: Format, y_number: Format
+    curves: Sequence[Curve],
+    bands: Sequence[Band] = (),
+    marks: Sequence[Mark] = (),
+    *,
+    x: str,
+    y: str,
+    x_number: Format,
+    y_number: Format,
 ) -> Markup:
     """Return curves over one pair of axes with their names beside them; empty where there is nothing to draw."""
     drawn = [c for c in curves if c.points]
@@ -99,36 +87,38 @@ def chart(
         return Markup("")
     xs, ys = [p[0] for c in drawn for p in c.points], [p[1] for c in drawn for p in c.points]
     ys += [v for band in bands if not band.upright for v in (band.low, band.high)]
-    across, up = _Scale(*_padded(xs, 0.0), 64, 704), _Scale(*_padded(ys, 0.08), 250, 14)
+    across, up = Scale(*_padded(xs, 0.0), 64, 704), Scale(*_padded(ys, 0.08), 250, 14)
     parts = _axes(across, up, x, y, x_number, y_number)
     for band in bands:
         parts.append(_band(band, across, up))
     for curve in drawn:
         parts.append(_line(curve, across, up))
+    for place, mark in enumerate(marks):
+        parts += _mark(mark, across, place)
     named = [(c.name, c.ink, c.dashed) for c in drawn] + [(b.name, b.ink, False) for b in bands]
     named = list(dict.fromkeys(named))
     parts += _legend(named)
     rows = -(-len(named) // 3)
-    return _svg(720, 302 + 20 * rows, f"{y} over {x}", parts)
+    return svg(720, 302 + 20 * rows, f"{y} over {x}", parts)
 
 
-def _axes(across: _Scale, up: _Scale, x: str, y: str, x_number: Format, y_number: Format) -> list[str]:
+def _axes(across: Scale, up: Scale, x: str, y: str, x_number: Format, y_number: Format) -> list[str]:
     parts = []
     for value in _ticks(up.low, up.high):
         at = up.at(value)
         parts.append(f'<line x1="64" x2="704" y1="{at}" y2="{at}" stroke="#e7eaee"/>')
-        parts.append(_text(58, at + 4, y_number(value), "end"))
+        parts.append(text(58, at + 4, y_number(value), "end"))
     for value in _ticks(across.low, across.high):
-        parts.append(_text(across.at(value), 267, x_number(value), "middle"))
-    parts.append(f'<line x1="64" x2="704" y1="250" y2="250" stroke="{_GREY}"/>')
-    parts.append(_text(384, 284, x, "middle"))
+        parts.append(text(across.at(value), 267, x_number(value), "middle"))
+    parts.append(f'<line x1="64" x2="704" y1="250" y2="250" stroke="{GREY}"/>')
+    parts.append(text(384, 284, x, "middle"))
     parts.append(
-        f'<text transform="translate(12 132) rotate(-90)" text-anchor="middle" fill="{_TEXT}">{escape(y)}</text>'
+        f'<text transform="translate(12 132) rotate(-90)" text-anchor="middle" fill="{TEXT}">{escape(y)}</text>'
     )
     return parts
 
 
-def _band(band: Band, across: _Scale, up: _Scale) -> str:
+def _band(band: Band, across: Scale, up: Scale) -> str:
     if band.upright:
         left, right = across.at(band.low), across.at(band.high)
         place = f'x="{left}" y="14" width="{max(1.0, right - left):.1f}" height="236"'
@@ -138,7 +128,15 @@ def _band(band: Band, across: _Scale, up: _Scale) -> str:
     return f'<rect {place} fill="{band.ink}" opacity=".12"/>'
 
 
-def _line(curve: Curve, across: _Scale, up: _Scale) -> str:
+def _mark(mark: Mark, across: Scale, place: int) -> list[str]:
+    """Return one upright line; names that follow one another stand at different heights."""
+    at = across.at(mark.at)
+    line = f'<line x1="{at}" x2="{at}" y1="14" y2="250" stroke="{mark.ink}" stroke-width="1.5"'
+    end, beside = ("end", at - 5) if at > 500 else ("start", at + 5)
+    return [f'{line} stroke-dasharray="3 3"/>', text(beside, 24 + 14 * (place % 6), mark.name, end, mark.ink)]
+
+
+def _line(curve: Curve, across: Scale, up: Scale) -> str:
     if curve.dots:
         spots = (f'<circle cx="{across.at(a)}" cy="{up.at(b)}" r="3.5" fill="{curve.ink}"/>' for a, b in curve.points)
         return "".join(spots)
@@ -168,7 +166,7 @@ def _legend(named: Iterable[tuple[str, str, bool]]) -> list[str]:
         parts.append(
             f'<line x1="{left}" x2="{left + 20}" y1="{top}" y2="{top}" stroke="{ink}" stroke-width="3"{dash}/>'
         )
-        parts.append(_text(left + 26, top + 4, name, "start"))
+        parts.append(text(left + 26, top + 4, name, "start"))
     return parts
 
 
@@ -185,14 +183,17 @@ def _padded(values: Sequence[float], share: float) -> tuple[float, float]:
     return (low - share * room, high + share * room) if high > low else (low - room, high + room)
 
 
-def _text(x: float, y: float, words: str, anchor: str, ink: str = _TEXT) -> str:
+def text(x: float, y: float, words: str, anchor: str, ink: str = TEXT) -> str:
+    """Return words at a place, escaped; ``anchor`` is start, middle or end."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{ink}">{escape(words)}</text>'
 
 
-def _anchor(x: float, width: float) -> str:
+def anchor(x: float, width: float) -> str:
+    """Return the anchor with which words at ``x`` stay inside a picture of this width."""
     return "start" if x < width * 0.2 else "end" if x > width * 0.8 else "middle"
 
 
-def _svg(width: int, height: int, title: str, parts: Iterable[str]) -> Markup:
+def svg(width: int, height: int, title: str, parts: Iterable[str]) -> Markup:
+    """Return the picture; every word in its parts must have been escaped."""
     start = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
     return Markup(start + "".join(parts) + "</svg>")  # noqa: S704  # every word in the parts went through escape

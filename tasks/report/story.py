@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks import natures
 from tasks.errors import ScaleupError
 from tasks.gates.core import REGISTRY, Check
 from tasks.records import Metrics, read_metrics
@@ -35,6 +36,8 @@ class Story:
     leave: dict[str, Any] = field(default_factory=dict)
     cause: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
+    score: dict[str, Any] = field(default_factory=dict)
+    alarms: list[dict[str, Any]] = field(default_factory=list)  # of the live rules, oldest first
     metrics: Metrics | None = None
     checks: list[Check] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -57,8 +60,18 @@ class Story:
 
     @property
     def bad(self) -> list[Check]:
-        """Checks that did not pass."""
-        return [check for check in self.checks if check.outcome != "PASS"]
+        """Checks that stand in the stage's way: no shadow, and none that was not to be compared."""
+        return [check for check in self.checks if natures.speaks_against(check.to_json())]
+
+    @property
+    def price(self) -> float | None:
+        """US dollars a GPU-hour, where the plan says them."""
+        return self.plan.cluster.price_per_gpu_hour if self.plan else None
+
+    @property
+    def name(self) -> str:
+        """``experiment/run_id``, as every command takes it."""
+        return f"{self.stage.run.experiment}/{self.stage.run.run_id}"
 
     @property
     def emulated(self) -> bool | None:
@@ -116,6 +129,8 @@ def story_of(stage: StageDir, ladder: Ladder | None = None) -> Story:
         found.metrics = read_metrics(stage.metrics)
     except ScaleupError as error:
         found.missing.append(f"its records cannot be read: {error}")
+    found.score = told(stage.score)
+    found.alarms = [alarm for alarm in told(stage.live).get("alarms") or [] if isinstance(alarm, dict)]
     found.checks = _checks(found)
     found.missing += [f"{name}.json: {what}" for name, what in _EXPECTED.items() if not getattr(found, name)]
     if found.metrics is not None and found.metrics.steps.empty and found.config:
@@ -143,7 +158,7 @@ def _checks(found: Story) -> list[Check]:
             checks.append(Check.from_json(plain))
         except (KeyError, TypeError, ValueError) as error:
             found.missing.append(f"a check cannot be read ({type(error).__name__}: {error}): {json.dumps(plain)[:200]}")
-    return sorted(checks, key=lambda check: check.outcome == "PASS")
+    return sorted(checks, key=lambda check: (not natures.speaks_against(check.to_json()), check.outcome == "PASS"))
 
 
 def stories_of(run: RunDir) -> tuple[list[Story], list[str]]:
@@ -176,6 +191,11 @@ def told(path: Path) -> dict[str, Any]:
         return read_json(path) or {}
     except ScaleupError:
         return {}
+
+
+def log_of(story: Story) -> Path:
+    """Return the log of the newest attempt."""
+    return story.stage.attempt(int(story.job.get("attempt") or 1)) / "log.txt"
 
 
 def tail(path: Path, lines: int = 12) -> str:

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-SIGNS = {"PASS": "✓", "FAIL": "✗", "NEED_MORE_DATA": "?", "INVALID": "!"}
+if TYPE_CHECKING:
+    from tasks.gates.core import Check
+    from tasks.report.number_lines import Claim
+
+SIGNS = {"PASS": "✓", "FAIL": "✗", "NEED_MORE_DATA": "?", "INVALID": "!", "NOT_COMPARABLE": "≠"}
 SAYS = {
     "PASS": "passed",
     "FAIL": "failed",
     "NEED_MORE_DATA": "could not be decided yet",
     "INVALID": "could not be judged",
+    "NOT_COMPARABLE": "was not compared",
+}
+EXPLAINED = {
+    "NEED_MORE_DATA": "Nothing speaks against it. There is too little data to say yes.",
+    "INVALID": "The evidence is not sound, so it shows nothing. That is not a pass.",
+    "NOT_COMPARABLE": "A declared change makes a comparison meaningless. Nothing is shown, nothing held against it.",
+}
+QUANTITIES = {
+    "throughput": "tokens/s/GPU",
+    "held_out_loss": "Held-out loss",
+    "wall_seconds": "Wall time",
+    "gpu_hours": "GPU-hours",
+    "cost": "Cost",
+    "failures": "Failures",
 }
 
 
@@ -52,24 +70,56 @@ def hours(value: float) -> str:
     return f"{value:,.0f} GPU-hours" if value >= 100 else f"{value:.3g} GPU-hours"
 
 
-def distance(estimate: float | None, limit: float | None, unit: str) -> str:
-    """Say how far an estimate is from its limit; nothing where either is unknown."""
+def sentence(said: str) -> str:
+    """Return words as a sentence: a capital first, a full stop last; a command stays as it is typed."""
+    if not said or said.startswith(("scaleup ", "`")):
+        return said
+    return said[0].upper() + said[1:] + ("" if said.endswith((".", "!", "?", ":")) else ".")
+
+
+def gpu_hours(value: float, price: float | None) -> str:
+    """Return GPU-hours with their price, where one is known."""
+    return hours(value) + (f" ({money(value * price)})" if price else "")
+
+
+def quantity(name: str, value: float | None) -> str:
+    """Return a forecast quantity in the unit in which a person thinks of it."""
+    if value is None or not math.isfinite(value):
+        return "unknown"
+    if name == "wall_seconds":
+        return f"{value / 3600:,.1f} h" if value >= 3600 else f"{value / 60:,.1f} min"
+    if name == "cost":
+        return money(value)
+    return f"{value:.4f}" if name == "held_out_loss" else number(value)
+
+
+def distance(estimate: float | None, limit: float | None, unit: str, size: bool = False) -> str:
+    """Say how far an estimate is from its limit, nothing where either is unknown; ``size``: it is on both sides."""
     if estimate is None or limit is None:
         return ""
-    apart = abs(estimate - limit)
+    apart = abs((abs(estimate) if size else estimate) - limit)
+    bound = f"±{number(limit, unit)}" if size else number(limit, unit)
     if unit.startswith("of "):
-        return f"{number(estimate, unit)} against a limit of {number(limit, unit)}: {100 * apart:.1f} points off"
-    return f"{number(estimate)} {unit} against a limit of {number(limit)}: {number(apart)} off"
+        return f"{number(estimate, unit)} against a limit of {bound}: {100 * apart:.1f} points off"
+    return f"{number(estimate)} {unit} against a limit of {bound}: {number(apart)} off"
 
 
-def sureness(interval: tuple[float, float] | None, limit: float | None, unit: str, n: int, confidence: Any) -> str:
-    """Say how sure an estimate is: its interval, on which side of the limit it lies, and from how many records."""
-    if interval is None:
-        return f"n = {n:,}, without an interval" if n else ""
-    low, high = interval
+def sureness(check: Check, claim: Claim, confidence: Any) -> str:
+    """Say how sure a check is: whether its interval lies wholly on one side of the limit, and from how many records."""
+    n = f"; n = {check.n:,}" if check.n else ""
+    if check.interval is None:
+        return f"A single number, without an interval{n}." if check.n else ""
+    low, high = check.interval
     level = f"{confidence:.0%} interval" if isinstance(confidence, float) else "interval"
-    said = f"{level} {number(low, unit)} to {number(high, unit)}"
-    if limit is not None:
-        spans = low <= limit <= high
-        said += ", which spans the limit: not sure" if spans else ", wholly on one side of the limit: sure"
-    return said + (f"; n = {n:,}" if n else "")
+    said = f"the {level} is {number(low, check.unit)} to {number(high, check.unit)}"
+    if not claim.marks or low == high:
+        return f"{said[0].upper()}{said[1:]}{n}."
+    if any(low < at < high for at in claim.marks):
+        return f"Not sure: {said}, and the limit lies inside it{n}."
+    first, last = claim.marks[0], claim.marks[-1]
+    if claim.size:
+        good: bool | None = first <= low and high <= last
+    else:
+        good = {"above": low >= first, "below": high <= first}.get(claim.good or "")
+    side = "one side" if good is None else "the good side" if good else "the bad side"
+    return f"Sure: {said}, wholly on {side} of the limit{n}."
