@@ -6,11 +6,12 @@ What is written, is written once all repeats are there; an interrupted calibrati
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from tasks import config
+from tasks import config, statistics
 from tasks.cancel import reap
 from tasks.climb import INTERRUPTED, REFUSED, Teller, cleared, climb_stage
 from tasks.config.errors import unknown
@@ -169,4 +170,16 @@ def _says(found: dict[str, Any]) -> list[str]:
         if value == 0:
             said += ": the repeats agree to the last bit, so gates keep their prior"
         lines.append(said)
-    return lines
+    return [*lines, *_too_few(found)]
+
+
+def _too_few(found: dict[str, Any]) -> list[str]:
+    """Warn where so few repeats make gates allow more for a launch than the prior does: then they decide less."""
+    reach = statistics.t_quantile(0.975, found["repeats"] - 1) * found["launch_sd"]
+    prior = statistics.t_quantile(0.975, math.inf) * statistics.LAUNCH_SD
+    if reach <= prior:
+        return []
+    return [
+        f"  gates now allow ±{reach:.1%} for a launch, where the prior allowed ±{prior:.1%}: "
+        f"{found['repeats']} repeats know the sd poorly, and more of them would narrow it"
+    ]

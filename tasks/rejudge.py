@@ -50,17 +50,26 @@ class GateAnew:
 
 @dataclass(frozen=True)
 class StageAnew:
-    """One stage: how it ended, and how it would have. ``UNKNOWN``: it would have started, and never did."""
+    """One stage: how it ended, how it would today by its own policy, and how by the other one.
+
+    ``UNKNOWN``: it would have gone on, and never did. ``NOT REACHED``: the stage before it would not have passed.
+    """
 
     name: str
     recorded: str
+    today: str
     anew: str
     gates: tuple[GateAnew, ...]
 
     @property
     def promotion_changed(self) -> bool | None:
-        """Whether its gates would have decided otherwise on its promotion; None where nobody knows."""
-        return None if self.anew == "UNKNOWN" else (self.recorded == "PASS") != (self.anew == "PASS")
+        """Whether the policy would have decided otherwise on its promotion; None where nobody knows."""
+        return None if "UNKNOWN" in (self.today, self.anew) else (self.today == "PASS") != (self.anew == "PASS")
+
+    @property
+    def drifted(self) -> bool:
+        """Whether its own policy decides otherwise today, by another baseline, noise file or version of a gate."""
+        return self.today != "UNKNOWN" and (self.recorded == "PASS") != (self.today == "PASS")
 
 
 def refuse_unfinished(run: RunDir) -> None:
@@ -77,32 +86,35 @@ def refuse_unfinished(run: RunDir) -> None:
 def rejudge(run: RunDir, gates: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[StageAnew]:
     """Judge every stage of a run that had begun, under ``gates`` by stage; in ladder order."""
     found: list[StageAnew] = []
-    reached = True
+    today = anew = True  # whether the stage is reached, by either policy
     for plan in ladder_of(run).stages:
         stage = run.stage(plan.name)
         if not stage.forecast.exists():
             break
         judged = _stage(stage, plan, gates[plan.name])
-        found.append(judged if reached else replace(judged, anew="NOT REACHED"))
-        by_person = (read_json(stage.promotion) or {}).get("by") == "person"
-        reached = reached and (found[-1].anew in ("PASS", "UNKNOWN") or (by_person and judged.recorded != "PASS"))
+        ends = (judged.today if today else "NOT REACHED", judged.anew if anew else "NOT REACHED")
+        found.append(replace(judged, today=ends[0], anew=ends[1]))
+        by_person = (read_json(stage.promotion) or {}).get("by") == "person" and judged.recorded != "PASS"
+        today, anew = (by_person or end in ("PASS", "UNKNOWN") for end in ends)
     return found
 
 
 def _stage(stage: StageDir, plan: StagePlan, gates: Mapping[str, Mapping[str, Any]]) -> StageAnew:
     recorded = {moment: _recorded(stage, moment) for moment in MOMENTS}
+    today: dict[When, list[Check]] = {}
     anew: dict[When, list[Check]] = {}
     rows: list[GateAnew] = []
     for moment in MOMENTS:
         if not _reached(stage, plan, moment):
             continue
         seen = as_it_was(stage, plan, moment)
-        today, anew[moment] = (judge_all(seen, _asked(stage, moment, policy)) for policy in (plan.gates, gates))
         kept = [check for check in recorded[moment] if check.gate.partition(".")[0] not in REGISTRY]  # the budget
-        today, anew[moment] = [*kept, *today], [*kept, *anew[moment]]
-        rows += _rows(moment, recorded[moment], today, anew[moment])
+        for policy, checks in ((plan.gates, today), (gates, anew)):
+            checks[moment] = [*kept, *judge_all(seen, _asked(stage, moment, policy))]
+        rows += _rows(moment, recorded[moment], today[moment], anew[moment])
     before: dict[When, list[Check]] = {moment: recorded[moment] for moment in anew}
-    return StageAnew(plan.name, _ended(stage, before), _ended(stage, anew), tuple(rows))
+    recorded_end, today_end, anew_end = (_ended(stage, checks) for checks in (before, today, anew))
+    return StageAnew(plan.name, recorded_end, today_end, anew_end, tuple(rows))
 
 
 def _asked(stage: StageDir, moment: When, policy: Mapping[str, Any]) -> dict[str, Any]:

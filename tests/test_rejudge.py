@@ -19,6 +19,7 @@ from tasks.policy import read_policy
 from tasks.rejudge import as_it_was, rejudge
 from tasks.run import ladder_of, plan_of
 from tasks.stage_dir import RunDir, read_json, write_json
+from tasks.terminal.rejudge_view import sentence
 
 
 def climbed(configs, speeds=(100.0, 97.0, 96.0), **changes) -> RunDir:
@@ -143,6 +144,10 @@ def test_what_another_baseline_changes_is_not_laid_at_the_policys_door(configs, 
     [changed] = [gate for gate in rejudge(run, gates)[1].gates if gate.changed]
     assert (changed.gate, changed.recorded, changed.anew) == ("loss_near_baseline", "PASS", "FAIL")
     assert not changed.by_policy
+    stage = rejudge(run, gates)[1]
+    assert (stage.recorded, stage.today, stage.anew) == ("PASS", "FAIL", "FAIL")
+    assert stage.drifted and stage.promotion_changed is False
+    assert sentence([(run, [stage])]).startswith("0 of 1 promotions would have changed; 1 change today whatever")
 
 
 def test_an_experiments_file_stands_in_place_of_the_runs_gates(configs, tmp_path):

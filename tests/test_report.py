@@ -152,7 +152,7 @@ def test_an_undecided_stage_says_what_would_decide_it_and_what_that_costs(run: R
     assert (
         "60 steps more on 64 GPUs. It costs 2 GPU-hours ($5.00). To be wrong costs 40 GPU-hours ($100)." in page.words
     )
-    assert "launch sd: prior, 0.005" in page.words
+    assert "Goes by launch sd: prior, 0.005" in page.words
     assert "scaleup calibrate gpt_stdlib --repeats 5 --stage gpus_64" in page.words
     assert "canary failed shadow: asked and shown, it does not count" in page.words
     assert "loss_near_baseline was not compared" in page.words

@@ -84,7 +84,7 @@ def trouble(story: Story) -> dict[str, Any]:
         "checks": [stage_page.card(story, check) for check in story.bad],
         "next_steps": todo.next_steps(story),
         "commands": todo.commands(story),
-        "cost": todo.cost_to_go_on(story),
+        "cost": words.sentence(todo.cost_to_go_on(story)),
     }
 
 

@@ -26,7 +26,7 @@ def context(story: Story) -> dict[str, Any]:
         "why": [card(story, check) for check in story.bad],
         "next_steps": todo.next_steps(story),
         "commands": todo.commands(story),
-        "cost": todo.cost_to_go_on(story),
+        "cost": words.sentence(todo.cost_to_go_on(story)),
         "checks": [card(story, check) for check in story.checks],
         "alarms": charts.alarm_rows(story),
         "loss_chart": charts.loss_chart(story),

@@ -74,7 +74,9 @@ def sentence(said: str) -> str:
     """Return words as a sentence: a capital first, a full stop last; a command stays as it is typed."""
     if not said or said.startswith(("scaleup ", "`")):
         return said
-    return said[0].upper() + said[1:] + ("" if said.endswith((".", "!", "?", ":")) else ".")
+    first = said.split(maxsplit=1)[0]
+    begin = said if "_" in first else said[0].upper() + said[1:]  # a stage or a field is written as it is
+    return begin + ("" if said.endswith((".", "!", "?", ":")) else ".")
 
 
 def gpu_hours(value: float, price: float | None) -> str:

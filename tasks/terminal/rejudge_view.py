@@ -36,8 +36,10 @@ def sentence(judged: Judged) -> str:
     stages = [stage for _, found in judged for stage in found]
     changed = [stage for stage in stages if stage.promotion_changed]
     unknown = sum(stage.promotion_changed is None for stage in stages)
+    drifted = sum(stage.drifted for stage in stages)
     said = f"{len(changed)} of {len(stages)} promotions would have changed"
-    return said + (f"; of {unknown} more nobody knows, since the stage never ran to its end" if unknown else "")
+    said += f"; of {unknown} more nobody knows, since the stage never ran to its end" if unknown else ""
+    return said + (f"; {drifted} change today whatever the policy (baselines, noise, versions)" if drifted else "")
 
 
 def plain(policy: str, judged: Judged) -> dict[str, Any]:
@@ -51,13 +53,14 @@ def plain(policy: str, judged: Judged) -> dict[str, Any]:
         "promotions": len(stages),
         "promotions_changed": sum(bool(stage.promotion_changed) for stage in stages),
         "promotions_unknown": sum(stage.promotion_changed is None for stage in stages),
+        "promotions_drifted": sum(stage.drifted for stage in stages),
     }
     return {"gates": policy, "runs": runs, **counted}
 
 
 def _plain(stage: StageAnew) -> dict[str, Any]:
     gates = [{**asdict(gate), "changed": gate.changed, "by_policy": gate.by_policy} for gate in stage.gates]
-    return {**asdict(stage), "gates": gates, "promotion_changed": stage.promotion_changed}
+    return {**asdict(stage), "gates": gates, "promotion_changed": stage.promotion_changed, "drifted": stage.drifted}
 
 
 def _table(title: str, rows: Iterable[tuple[StageAnew, GateAnew]]) -> Table:
@@ -74,6 +77,7 @@ def _end(stage: StageAnew) -> str:
     if stage.recorded == stage.anew:
         return f"{stage.name}: {stage.recorded} as before"
     more = f" ({_SAYS[stage.anew]})" if stage.anew in _SAYS else ""
+    more += " (so today by its own gates as well)" if stage.today == stage.anew else ""
     return f"{stage.name}: {stage.recorded} -> {stage.anew}{more}"
 
 
