@@ -16,6 +16,7 @@ from gate_evidence import THRESHOLDS, ask, damaged, facts, fields, healthy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tasks import statistics
 from tasks.gates import REGISTRY, Check, Evidence, Gate, Outcome, Unusable, enforced, frames, gate, judge, worst
 from tasks.gates.core import OPTIONS
 
@@ -203,7 +204,13 @@ def test_a_shadow_is_judged_and_shown_and_does_not_count():
 def test_the_example_of_contributing_is_a_gate_that_refuses_what_it_should():
     text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
     code = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if block.startswith("@gate"))
-    words: dict[str, Any] = {"Check": Check, "Evidence": Evidence, "Outcome": Outcome, "Part": float}
+    words: dict[str, Any] = {
+        "Check": Check,
+        "Evidence": Evidence,
+        "Outcome": Outcome,
+        "Part": float,
+        "statistics": statistics,
+    }
     exec(code, {**words, "Unusable": Unusable, "frames": frames, "gate": gate})
     example = REGISTRY.pop("input_keeps_up")
     evidence = healthy("finite_loss")
@@ -212,5 +219,14 @@ def test_the_example_of_contributing_is_a_gate_that_refuses_what_it_should():
     }
     asked = {share: judge(example, replace(evidence, steps=steps)) for share, steps in told.items()}
     assert [check.outcome for check in asked.values()] == [Outcome.PASS, Outcome.FAIL, Outcome.INVALID]
-    assert judge(example, evidence).outcome is Outcome.INVALID
-    assert judge(example, replace(evidence, steps=told[0.01].iloc[:-1])).outcome is Outcome.INVALID
+    sound = told[0.01]
+    spoilt = {
+        "never measured": evidence.steps.drop(columns="data_seconds", errors="ignore"),
+        "all zero": sound.assign(data_seconds=0.0),
+        "another unit": sound.assign(data_seconds=1e6 * sound["data_seconds"]),
+        "cut short": sound.iloc[:-1],
+        "begun late": sound[sound["step"] > sound["step"].min() + 30],
+        "two steps": sound.iloc[-2:],
+    }
+    found = {how: judge(example, replace(evidence, steps=steps)).outcome for how, steps in spoilt.items()}
+    assert set(found.values()) == {Outcome.INVALID}, found

@@ -174,7 +174,8 @@ def test_the_loss_is_held_against_what_is_expected_of_these_tokens():
 def test_what_is_expected_comes_of_a_sound_curve_or_a_forecast_s_upper_end():
     assert from_curve([10.0, 20.0], [3.0, 2.0]).at(math.sqrt(200)) == pytest.approx(2.5)
     assert from_curve([10.0, 20.0], [3.0, 2.0]).at(1e9) == 2.0
-    for tokens, losses in (([], []), ([1.0], [3.0]), ([2.0, 1.0], [3.0, 2.0]), ([1.0, 2.0], [3.0, math.nan]), ([1, 2], ["3", 2])):
+    falling, not_finite, text = ([2.0, 1.0], [3.0, 2.0]), ([1.0, 2.0], [3.0, math.nan]), ([1, 2], ["3", 2])
+    for tokens, losses in (([], []), ([1.0], [3.0]), falling, not_finite, text):
         assert from_curve(tokens, losses) is None
     forecast = {"held_out_loss": {"median": 2.0, "high": 2.2, "tokens": 100.0}}
     assert from_forecast(forecast, (10.0, 3.0)).at(100.0) == 2.2

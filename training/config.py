@@ -38,7 +38,8 @@ OPTIONAL = (
     "batch",  # sequences in the step
     "grad_norm",  # global L2 norm before clipping
     "learning_rate",
-    "data_seconds",
+    # Phases of step_seconds, of the rank that records; together they are at most the step.
+    "data_seconds",  # waiting for the step's samples
     "forward_seconds",
     "backward_seconds",
     "communication_seconds",  # exposed, not overlapped
