@@ -65,6 +65,25 @@ def test_clean_noise_is_silent():
     assert said(fed(series(4000))) == []
 
 
+@pytest.mark.parametrize(
+    ("slower", "from_step", "alarm"),
+    [
+        (1.0, 21, None),
+        (1.03, 21, None),  # of the forecast's slow end, 2% are let pass, and one batch alone says nothing
+        (1.1, 21, ("throughput", "stop", 70)),  # ten steps of warm-up, two batches: inside the canary
+        (1.1, 101, ("throughput", "page", 130)),  # the batch in which it began is slow enough
+    ],
+)
+def test_a_stage_without_a_level_of_its_own_is_held_against_its_forecast(slower, from_step, alarm):
+    known = Known(flat(), slowest=(16, 0.5 * 1.02))
+    records = series(200, seconds=0.5)
+    for record in records:
+        record["step_seconds"] *= slower if record["step"] >= from_step else 1.0
+    found = said(fed(records, terms(known=lambda fingerprint, start: known), chunk=7))
+    assert found == ([] if alarm is None else [alarm])
+    assert said(fed(records, terms(known=lambda fingerprint, start: Known(flat(), slowest=(8, 0.1))))) == []
+
+
 STRANGE = st.sampled_from([float("nan"), math.inf, -math.inf, None, 1e300, -1e300, 0.0, "x", True, 10**400])
 
 

@@ -66,4 +66,16 @@ def _known(stage: StageDir, decided: StagePlan, fingerprint: str, start: tuple[f
     reference = next((curve for curve in curves if curve is not None), None)
     measured = noise(stage.run.experiment, decided.cluster.name, decided.gpus, fingerprint)
     expected = reference or from_forecast(read_json(stage.forecast), start) or flat()
-    return Known(expected, measured.launch_sd or 0.0, measured.loss_sd or 0.0)
+    return Known(expected, measured.launch_sd or 0.0, measured.loss_sd or 0.0, _slowest(stage, decided))
+
+
+def _slowest(stage: StageDir, decided: StagePlan) -> tuple[int, float] | None:
+    """Return the last batch, in sequences, and the seconds of its step at the lowest throughput that was registered.
+
+    One of a hundred healthy stages is slower than the lowest quantile; the rule's tolerance comes on top.
+    """
+    said = (read_json(stage.forecast) or {}).get("throughput") or {}
+    registered = [float(value) for _, value in said.get("quantiles") or [] if float(value) > 0]
+    if not registered:
+        return None
+    return decided.spans[-1].batch_sequences, decided.throughput_batch_tokens / decided.gpus / min(registered)

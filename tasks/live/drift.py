@@ -1,4 +1,7 @@
-"""Step seconds, or a loss, that left the stage's own first window for good: the e-detector on batch means."""
+"""Step seconds, or a loss, that left the stage's own first window for good: the e-detector on batch means.
+
+Until that window is complete, seconds are held against the slow end of the registered forecast.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,8 @@ from tasks.live.alarms import Alarm
 from tasks.live.expected import Expected, Known, flat
 from tasks.live.steps import Step, Terms
 
-BATCH_STEPS, FIRST_BATCHES = (
-    20,
-    20,
-)  # the first window: the least that fit_baseline takes
+BATCH_STEPS, FIRST_BATCHES = 20, 20  # the first window: the least that fit_baseline takes
+CONFIRMED_BATCHES = 2  # running, before anything is said of a stage that has no level of its own yet
 WARM_UP_STEPS = 10  # of an attempt, whose seconds are not counted: compilation, caches, connections
 LEAST_LOSS_SD = 0.001  # nats: reruns of one recipe differ as much (GATES 2.2), so no batch mean is surer
 RECOVERED_BATCHES = 5  # in a row below the bar, after which another alarm is news
@@ -69,7 +70,7 @@ class Drift:
     def see(
         self, step: Step, value: float | None, canary: bool, known: Callable[[], Known], terms: Terms
     ) -> Iterator[Alarm]:
-        """Take one more step of the stage's own; ``known`` is asked once, when the first window is complete."""
+        """Take one more step of the stage's own; ``known`` is asked at the batches of the first window alone."""
         if self.skip:
             self.skip -= 1
             return
@@ -86,8 +87,30 @@ class Drift:
             yield from self._judge(step, mean, tokens, canary, terms)
             return
         self.early.append((mean, tokens))
+        if self.name == "throughput":
+            yield from self._against_forecast(step, known().slowest, canary, terms)
         if len(self.early) == FIRST_BATCHES:
             self._arm(known(), terms)
+
+    def _against_forecast(
+        self, step: Step, slowest: tuple[int, float] | None, canary: bool, terms: Terms
+    ) -> Iterator[Alarm]:
+        """Until the stage has a level of its own: two batches running slower than all that was forecast."""
+        if slowest is None or slowest[0] != self.regime or self.spoken != "nothing":
+            return
+        bar = slowest[1] * (1 + terms.settings.throughput.tolerance)
+        latest = [mean for mean, _ in self.early[-CONFIRMED_BATCHES:]]
+        if len(latest) < CONFIRMED_BATCHES or min(latest) <= bar:
+            return
+        self.spoken = "alarmed"
+        value, since = sum(latest) / len(latest), step.number - CONFIRMED_BATCHES * BATCH_STEPS + 1
+        says = (
+            f"steps take {value:.4g} s since step {since}, {value / slowest[1] - 1:.1%} more than at the slow end of "
+            f"the forecast, {slowest[1]:.4g} s: profile it, find the slow node"
+        )
+        yield Alarm(
+            self.name, self._action(canary, terms), step.number, step.time, says, value, bar, (since, step.number)
+        )
 
     def _arm(self, known: Known, terms: Terms) -> None:
         from tasks.statistics.detection import EDetector, TwoTiers, alarm_threshold, fit_baseline

@@ -43,11 +43,14 @@ class Expected:
 
 @dataclass(frozen=True)
 class Known:
-    """What a rule asks once, when its first window is complete. Noise that no repeats have measured is 0."""
+    """What a rule asks while its first window fills. Noise that no repeats have measured is 0."""
 
     expected: Expected
     launch_sd: float = 0.0  # relative; of throughput from launch to launch
     loss_sd: float = 0.0  # nats; from run to run at equal tokens
+    slowest: tuple[int, float] | None = (
+        None  # batch in sequences, and a step's seconds at the forecast's lowest quantile
+    )
 
 
 def flat() -> Expected:
