@@ -56,18 +56,19 @@ def read_metrics(path: Path) -> Metrics:
         "checkpoint": _Table(CHECKPOINT_COLUMNS),
     }
     header: dict[str, Any] = {}
-    headers = torn = 0
+    headers, attempt, torn = 0, 1, 0
     for number, value in _numbered(path):
         if value is None:
             torn += 1
             continue
-        kind = str(value.get("kind", "step"))
+        kind = value.get("kind", "step")
         if kind == "header":
             header, headers = value, headers + 1
-        elif kind in tables:
+            attempt = headers
+        elif isinstance(kind, str) and kind in tables:
             if kind != "step" or not _plain_step(value):
                 _require(value, kind, f"{path} line {number}")
-            value.setdefault("attempt", max(1, headers))
+            value.setdefault("attempt", attempt)
             if kind == "step":
                 value.setdefault("phase", "train")
             tables[kind].add(value)
@@ -221,7 +222,7 @@ class _Table:
         columns: dict[str, Any] = {name: np.concatenate(pieces) for name, pieces in self._numbers.items()}
         columns |= {name: pd.Series(values, dtype=object) for name, values in self._others.items()}
         extra = [name for name in columns if name not in self._columns]
-        frame = pd.DataFrame({name: columns[name] for name in (*self._columns, *extra)})
+        frame = pd.DataFrame({name: columns[name] for name in (*self._columns, *extra)}, copy=False)
         with contextlib.suppress(UnicodeEncodeError):  # half of a surrogate pair: text that stays an object
             frame[extra] = frame[extra].infer_objects()
         if "tokens" in frame and frame["tokens"].dtype == "float64" and np.isfinite(frame["tokens"]).all():

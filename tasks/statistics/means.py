@@ -54,9 +54,13 @@ def warm_up(values: ArrayLike, *, at_least: int = 10) -> int:
     if y.size < SMALLEST_WINDOW:
         raise ValueError(f"{y.size} steps are too few to find a warm-up in; {SMALLEST_WINDOW} are the least")
     settled = float(np.median(y[y.size // 2 :]))
-    medians = np.median(np.lib.stride_tricks.sliding_window_view(y, 10), axis=1)
-    inside = np.abs(medians / settled - 1.0) <= 0.02
-    first = int(np.argmax(inside)) if inside.any() else y.size // 2
+    first = y.size // 2
+    for at in range(0, y.size - 9, 1000):  # the level is mostly reached in the first thousand
+        medians = np.median(np.lib.stride_tricks.sliding_window_view(y[at : at + 1009], 10), axis=1)
+        inside = np.abs(medians / settled - 1.0) <= 0.02
+        if inside.any():
+            first = at + int(np.argmax(inside))
+            break
     return max(at_least, first + 4 if first else 0)
 
 
