@@ -14,7 +14,7 @@ from tasks.run_id import safe
 from tasks.services import airflow, mlflow, ports
 from tasks.services.airflow_api import AirflowUnreachable, fetch
 from tasks.services.together import Together
-from tasks.stage_dir import RunDir, read_json
+from tasks.stage_dir import RunDir, home, read_json
 
 
 class RealAirflow:
@@ -81,8 +81,13 @@ class RealAirflow:
         return until(state, seconds)
 
     def question(self, run, task):
-        """Return what a person is asked, as Airflow would show it."""
-        return self.api.call(f"{self._asked(run, task)}")["body"]
+        """Wait until a person is asked; return what, as Airflow would show it."""
+        self.wait_for(run, task, "awaiting_input")
+        # Airflow fails a task that is answered before its scheduler has heard the end of the process that asked. That
+        # takes less than a second, so no person meets it.
+        heard, log = f"task_id='{task}', run_id='{run.run_id}'", home() / "services" / "airflow-scheduler.log"
+        until(lambda: any(heard in line and "Received executor event" in line for line in log.read_text().splitlines()))
+        return self.api.call(self._asked(run, task))["body"]
 
     def answer(self, run, task, option, **said):
         """Answer as a person does on Airflow's page "Required Actions"."""
