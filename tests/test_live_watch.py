@@ -72,6 +72,7 @@ def test_a_planted_slow_down_pages_once_and_stops_nothing(faulty, tmp_path):
     (found,) = alarms(stage)
     assert (found[:2], 501 < found[2] <= 601) == (("throughput", "page"), True)
     assert re.search(r"; throughput \(page\): steps take 0\.5\d+ s since step 491, \+\d\.\d%.*: profile it", said.line)
+    assert "no phases (data, forward, " in read_json(stage.live)["alarms"][0]["says"]  # this trainer records none
     assert "throughput" not in look(stage).line  # once
     assert stage_tags(stage)["scaleup.live"].startswith("throughput (page): steps take ")
     go_on(tmp_path)
