@@ -7,13 +7,17 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from rates import table
 
+from tasks.live.state import LiveState
+from tasks.live.steps import Terms
 from tasks.records import follow, read_metrics
 from tasks.statistics import EDetector, batch_means, best_average, lasting, spikes, warm_up
+from training.config import Schedule, Span
 
 SIZES = (10_000, 100_000, 1_000_000)
 STATISTICS: dict[str, Callable[[np.ndarray], object]] = {
@@ -70,6 +74,21 @@ def test_statistics_of_a_stage():
         assert more <= 12 * fewer
 
 
+def live_rules_on(new: list[dict[str, Any]]) -> Callable[[], object]:
+    """Return what a look does with records that it has read: take up its state, judge, put it down again."""
+    terms = Terms((Span("train", 1, 10**6, 32, 3e-4, Schedule()),))
+    state = LiveState(begun=1.0)
+    state.feed([{**record, "step": number} for number, record in enumerate(new, start=1)], terms, 0.0)
+    kept = json.dumps(state.to_json())
+
+    def look() -> None:
+        again = LiveState.from_json(json.loads(kept))
+        assert again.feed(new, terms, 0.0) == []
+        json.dumps(again.to_json())
+
+    return look
+
+
 @pytest.mark.timeout(600)
 def test_reading_records_and_a_look_at_new_ones(tmp_path: Path):
     path, read, offsets, looks = tmp_path / "metrics.jsonl", [], [], []
@@ -82,7 +101,9 @@ def test_reading_records_and_a_look_at_new_ones(tmp_path: Path):
         looks.append(best(lambda: follow(path, offsets[-1]), 5))
         read.append(best(lambda: read_metrics(path), 3))
         assert len(follow(path, offsets[-1])[0]) == 1_000
-    rows = [["read_metrics", *milliseconds(read)], ["a look at 1,000 new records", *milliseconds(looks)]]
+    rules = best(live_rules_on(follow(path, offsets[-1])[0]), 5)
+    rows = [["read_metrics", *milliseconds(read)], ["1,000 new records read", *milliseconds(looks)]]
+    rows.append(["all live rules on them, state from and to JSON", "", "", *milliseconds([rules])])
     print(f"\n\nmilliseconds of one core; {path.stat().st_size / 1e6:.0f} MB for a million. The aim for a look is 50")
     print(table(["", *(f"{n:,} records" for n in SIZES)], rows))
     assert read[1] <= 12 * read[0]
