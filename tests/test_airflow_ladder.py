@@ -37,6 +37,7 @@ def there(tmp_path_factory, files):
     made.experiment("plain", **QUICK)
     made.experiment("poor", **{**QUICK, "stages": POOR})
     made.experiment("unsure", **{**QUICK, "stages": [UNSURE]})
+    made.experiment("unheard", **{**QUICK, "stages": [{**UNSURE, "probes": 0}]}, decision_hours=0.001)
     for name in ("killed", "stopped", "ended"):
         made.experiment(name, **QUICK, settings={"wait_at": 10, "wait_for": str(files / name)})
     two = {**QUICK, "stages": STAGES[:2]}
@@ -51,8 +52,9 @@ def there(tmp_path_factory, files):
             yield airflow
 
 
-def test_a_ladder_is_refused_before_its_last_stage_and_another_has_fewer_stages(there):
+def test_one_ladder_is_refused_one_has_fewer_stages_and_of_one_nobody_answers(there):
     red, short = there.trigger("poor", "all"), there.trigger("plain", "one", last="gpus_8", seed=3, note="only one")
+    unheard = there.trigger("unheard", "no_answer")  # its verdict is undecided, and nobody answers
     assert there.ended(red) == "failed" and there.ended(short) == "success"
 
     states = there.states(red)
@@ -66,6 +68,8 @@ def test_a_ladder_is_refused_before_its_last_stage_and_another_has_fewer_stages(
     for step in ("forecast", "launch", "watch", "evaluate", "promote", "cancel", "report"):
         assert states[f"gpus_64.{step}"] == states[f"gpus_1000.{step}"] == "skipped"
     assert outcome(short).sentence == "all stages were promoted: gpus_8"
+    assert there.ended(unheard) == "failed" and there.states(unheard)["gpus_8.ask"] == "failed"
+    assert there.tries(unheard, "gpus_8.ask") == 1 and not unheard.stage("gpus_8").promotion.exists()
     info = read_json(short.info)
     assert (info["last"], info["seed"], info["note"]) == ("gpus_8", 3, "only one")
     assert info["origin"]["url"].endswith("/dags/scale_up_plain/runs/one")
