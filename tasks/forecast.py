@@ -87,14 +87,16 @@ def _budget(stage: StageDir, decided: StagePlan, ladder: Ladder, seen: Evidence,
     for plan in before(ladder, decided):
         known = (read_json(stage.run.stage(plan.name).forecast) or {}).get("gpu_hours") or {}
         used += _hours(known)
-    wanted = used + _hours(spent["gpu_hours"])
+    probed = sum(measure.gpu_hours(stage.run.stage(plan.name)) for plan in (*before(ladder, decided), decided))
+    wanted = used + probed + _hours(spent["gpu_hours"])
     good = wanted <= float(allowed)
     names = ", ".join([*seen.earlier, stage.name])
     return [
         Check(
             "budget",
             Outcome.PASS if good else Outcome.FAIL,
-            f"{names} need {wanted:,.0f} GPU-hours; the budget is {float(allowed):,.0f}",
+            f"{names} need {wanted:,.0f} GPU-hours{f', {probed:,.1f} of them for probes' if probed else ''}; "
+            f"the budget is {float(allowed):,.0f}",
             estimate=wanted,
             limit=float(allowed),
             unit="GPU-hours",

@@ -69,6 +69,11 @@ def wanted(checks: Sequence[Check]) -> tuple[Check, Measurement] | None:
     return min(worth, key=lambda pair: pair[1].gpu_hours, default=None)
 
 
+def gpu_hours(stage: StageDir) -> float:
+    """Return what the probes bought for a stage cost by their orders; those inside its allocation are in its hours."""
+    return sum(float((read_json(probe.order) or {}).get("gpu_hours") or 0.0) for probe in stage.probes)
+
+
 def end_probes(stage: StageDir, because: str) -> None:
     """End every probe of the stage that still runs; quiet where none does."""
     with stage.locked("probe"):

@@ -13,7 +13,7 @@ from tasks import statistics
 from tasks.errors import StageRefused
 from tasks.forecast import forecast
 from tasks.promote import override
-from tasks.stage_dir import read_json
+from tasks.stage_dir import read_json, write_json
 
 
 def test_of_the_first_stage_little_is_known_and_that_is_said(configs):
@@ -134,6 +134,18 @@ def test_the_budget_is_a_veto(configs):
         forecast(run.stage("gpus_64"))
     assert "budget says FAIL: gpus_8, gpus_64 need" in str(refused.value)
     assert "the budget is 1,072" in str(refused.value)
+
+
+def test_probes_are_paid_from_the_budget(configs):
+    run = open_ladder(configs, budget_gpu_hours=1072.0)
+    forecast(run.stage("gpus_8"))
+    write_records(run.stage("gpus_8"), 1.0)
+    bought = {"gpus": 8, "steps": 60, "inside": False, "time": 0.0, "gpu_hours": 1000.0}
+    write_json(run.stage("gpus_8").probe("gpus_8.1").order, bought)
+    with pytest.raises(
+        StageRefused, match=r"budget says FAIL: .* GPU-hours, 1,000\.0 of them for probes"
+    ):
+        forecast(run.stage("gpus_64"))
 
 
 @pytest.mark.parametrize("floor", [0.0, 1.0, 2.0])
