@@ -142,9 +142,7 @@ def test_probes_are_paid_from_the_budget(configs):
     write_records(run.stage("gpus_8"), 1.0)
     bought = {"gpus": 8, "steps": 60, "inside": False, "time": 0.0, "gpu_hours": 1000.0}
     write_json(run.stage("gpus_8").probe("gpus_8.1").order, bought)
-    with pytest.raises(
-        StageRefused, match=r"budget says FAIL: .* GPU-hours, 1,000\.0 of them for probes"
-    ):
+    with pytest.raises(StageRefused, match=r"budget says FAIL: .* GPU-hours, 1,000\.0 of them for probes"):
         forecast(run.stage("gpus_64"))
 
 
