@@ -6,7 +6,6 @@ that the model agrees with itself.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +20,7 @@ from tasks.plan import Ladder, StagePlan
 UNKNOWN: dict[str, Any] = {"median": None, "low": None, "high": None}
 QUANTILES = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99)
 """Points of a predictive that are registered, so that its score can say which quantile was reached."""
-MTBF_HOURS, MTBF_NODES = 8.0, 128  # Meta's RSC: a 1024-GPU job fails every 7.9 h as measured (GATES 5)
+MTBF_NODES = 128  # of the job whose time between failures was measured: 1024 GPUs (GATES 5)
 
 
 def throughput(evidence: Evidence) -> tuple[dict[str, Any], scaling.Outlook | None]:
@@ -160,14 +159,15 @@ def uninterrupted(decided: StagePlan, wall: Mapping[str, Any]) -> dict[str, Any]
 
     M by nodes from a published rate; failures as a Poisson process, though real ones come in bursts (GATES 5).
     """
-    mtbf = MTBF_HOURS * MTBF_NODES / decided.nodes
+    mtbf = statistics.PLANNED_MTBF_HOURS * MTBF_NODES / decided.nodes
     hours = wall["median"] / 3600.0 if wall["median"] is not None else decided.real.stage.hours
     low, high = statistics.poisson_interval(hours / mtbf)
     says = (
         f"{hours:,.1f} h / {mtbf:,.0f} h between failures on {decided.nodes} nodes; a job of {MTBF_NODES} nodes fails "
-        f"every {MTBF_HOURS:g} h in Meta's published records, ours are too few yet"
+        f"every {statistics.PLANNED_MTBF_HOURS:g} h in Meta's published records; ours are too few yet"
     )
-    expected = {"expected": hours / mtbf, "low": low, "high": high, "probability": math.exp(-hours / mtbf)}
+    expected = {"expected": hours / mtbf, "low": low, "high": high}
+    expected["probability"] = statistics.uninterrupted(hours, mtbf)
     return {**expected, "mtbf_hours": mtbf, "hours": hours, "says": says}
 
 

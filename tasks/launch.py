@@ -15,8 +15,9 @@ from tasks.config import files
 from tasks.errors import CheckpointUnsound, LaunchFailed, StageRefused
 from tasks.launchers import Job, Launcher
 from tasks.launchers.local import LocalLauncher
+from tasks.patience import PROBE_HOURS
 from tasks.run import check_recipe_unchanged, ladder_of
-from tasks.stage_dir import ProbeDir, StageDir, home, read_json, write_json
+from tasks.stage_dir import JobDir, StageDir, home, read_json, write_json
 from training import manifest
 
 
@@ -90,7 +91,7 @@ def _submit(stage: StageDir, decided: plan.StagePlan, launcher: Launcher, before
 
 
 def job_at(
-    where: StageDir | ProbeDir,
+    where: JobDir,
     decided: plan.StagePlan,
     *,
     name: str,
@@ -118,16 +119,17 @@ def job_at(
         secrets=around.secrets.names if around.secrets else (),
         secrets_file=around.secrets.file if around.secrets else None,
         before=before,
+        before_hours=PROBE_HOURS,
         sigusr1=decided.trainer.can("sigusr1") and isinstance(where, StageDir),  # nobody goes on from a probe
     )
 
 
-def command_at(where: StageDir | ProbeDir, decided: plan.StagePlan) -> tuple[str, ...]:
+def command_at(where: JobDir, decided: plan.StagePlan) -> tuple[str, ...]:
     """Return the trainer's command for a folder with orders."""
     return fill_in(decided.trainer.command, placeholders(where, decided))
 
 
-def placeholders(where: StageDir | ProbeDir, decided: plan.StagePlan) -> dict[str, str]:
+def placeholders(where: JobDir, decided: plan.StagePlan) -> dict[str, str]:
     """Return what the trainer's commands may name, and what it stands for."""
     python = "python" if decided.cluster.environment.kind == "venv" else sys.executable
     return {"{python}": python, "{stage_dir}": str(where.path), "{config}": str(where.config)}

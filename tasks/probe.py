@@ -19,11 +19,11 @@ from training.config import Checkpointing, HeldOut, Schedule, Span, Start, Train
 if TYPE_CHECKING:
     from tasks.gates.core import Probe, StageFacts
 
-STEPS = 60  # six batches of ten: the least that gives an interval worth the name (GATES 7.2)
-
 
 def order_inside(stage: StageDir, decided: StagePlan) -> list[ProbeDir]:
     """Order the sizes that are measured inside the stage's allocation; return those still to be run."""
+    from tasks.gates.next_measurement import STEPS  # numbers and frames, which a launch without probes is spared
+
     left = []
     for gpus in decided.trained.stage.probe_gpus:
         probe = stage.probe(f"gpus_{gpus}")

@@ -111,25 +111,15 @@ class RunDir:
 
 
 @dataclass(frozen=True)
-class StageDir:
-    """``runs/<experiment>/<run id>/gpus_64/``: all that a stage is."""
+class JobDir:
+    """A folder with orders, a job that carries them out, and its records: a stage's, or a probe's."""
 
     path: Path
 
     @property
-    def run(self) -> RunDir:
-        """The run this stage belongs to."""
-        return RunDir(self.path.parent)
-
-    @property
     def name(self) -> str:
-        """``gpus_64``: folder, Airflow task group and report title alike."""
+        """The folder's own name."""
         return self.path.name
-
-    @property
-    def forecast(self) -> Path:
-        """What the stage should show, registered before it starts, and the entry gates' checks."""
-        return self.path / "forecast.json"
 
     @property
     def config(self) -> Path:
@@ -148,12 +138,29 @@ class StageDir:
 
     @property
     def job(self) -> Path:
-        """The job that runs the stage: name, attempt, id, command."""
+        """The job that runs it: name, attempt, id, command."""
         return self.path / "job.json"
 
     def attempt(self, number: int) -> Path:
         """Folder of one attempt: ``log.txt`` and the launcher's own records."""
         return self.path / f"attempt_{number}"
+
+
+class StageDir(JobDir):
+    """``runs/<experiment>/<run id>/gpus_64/``: all that a stage is.
+
+    Its name is that of the Airflow task group and the report's title alike.
+    """
+
+    @property
+    def run(self) -> RunDir:
+        """The run this stage belongs to."""
+        return RunDir(self.path.parent)
+
+    @property
+    def forecast(self) -> Path:
+        """What the stage should show, registered before it starts, and the entry gates' checks."""
+        return self.path / "forecast.json"
 
     @property
     def watch(self) -> Path:
@@ -237,42 +244,10 @@ class StageDir:
         return self.path / "report.md"
 
 
-@dataclass(frozen=True)
-class ProbeDir:
-    """``gpus_64/probes/gpus_16/``: a short extra job that measures speed, laid out as a stage is."""
-
-    path: Path
-
-    @property
-    def name(self) -> str:
-        """``gpus_16``, or ``gpus_64.1`` where it was bought."""
-        return self.path.name
+class ProbeDir(JobDir):
+    """``gpus_64/probes/gpus_16/`` inside the allocation, ``gpus_64.1`` where it was bought: measures speed alone."""
 
     @property
     def order(self) -> Path:
         """Its size and steps, which gate asked for it and why, and whether it runs inside the stage's own job."""
         return self.path / "probe.json"
-
-    @property
-    def config(self) -> Path:
-        """The trainer's orders."""
-        return self.path / CONFIG
-
-    @property
-    def metrics(self) -> Path:
-        """What the trainer recorded."""
-        return self.path / METRICS
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where a trainer would put checkpoints; a probe needs none."""
-        return self.path / CHECKPOINTS
-
-    @property
-    def job(self) -> Path:
-        """The job that runs it, where it has one of its own."""
-        return self.path / "job.json"
-
-    def attempt(self, number: int) -> Path:
-        """Folder of its job: ``log.txt`` and the launcher's own records."""
-        return self.path / f"attempt_{number}"

@@ -1,4 +1,4 @@
-"""Spikes and what lasts, step by step as in one; the e-detector: recursion, state, thresholds, two tiers; growth."""
+"""Spikes, step by step as in one; the e-detector: recursion, state, thresholds, two tiers; growth."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from tasks.statistics import (
     TwoTiers,
     alarm_threshold,
     batch_means,
-    best_average,
-    bursts,
     fit_baseline,
-    lasting,
     spikes,
     warm_up,
 )
@@ -190,34 +187,7 @@ def test_spikes_of_a_stream_in_two_pieces_are_those_of_the_whole(cut: int):
 def test_numbers_at_the_ends_of_the_scale_are_no_trouble():
     assert not spikes(np.tile([1e308, -1e308], 100)).any()
     assert spikes(np.append(np.full(50, 1e-300), 1e300)).tolist() == [False] * 50 + [True]
-    assert spikes([]).size == best_average([]).size == bursts([]).size == lasting([], steps=3).size == 0
-
-
-def test_a_burst_is_three_marks_within_ten_steps():
-    marked = np.zeros(30, dtype=bool)
-    marked[[2, 5, 11, 20, 21]] = True
-    assert np.flatnonzero(bursts(marked)).tolist() == [11]
-    marked[12] = True
-    assert np.flatnonzero(bursts(marked)).tolist() == [11, 12, 13, 14, 20, 21]
-
-
-def test_what_lasts_is_counted_in_a_row():
-    held = [True, True, False, True, True, True, True, False, True]
-    assert np.flatnonzero(lasting(held, steps=3)).tolist() == [5, 6]
-    assert np.flatnonzero(lasting(held, steps=1)).tolist() == [0, 1, 3, 4, 5, 6, 8]
-
-
-def test_the_best_average_is_of_the_steps_before():
-    assert best_average([2.0, 1.0, 4.0, math.nan, 0.0], weight=0.5).tolist() == [math.inf, 2.0, 1.5, 1.5, 1.5]
-
-
-def test_a_loss_that_left_and_stays_is_told_from_one_that_recovers():
-    loss = 3 + 0.02 * np.random.default_rng(5).normal(size=400)
-    recovers, stays = loss.copy(), loss.copy()
-    recovers[200:225] += 2.0
-    stays[200:] += 0.8
-    for series, at in ((loss, []), (recovers, []), (stays, [229])):
-        assert np.flatnonzero(lasting(series > best_average(series) + 0.5, steps=30)).tolist()[:1] == at
+    assert spikes([]).size == 0
 
 
 @pytest.mark.parametrize(
@@ -226,10 +196,9 @@ def test_a_loss_that_left_and_stays_is_told_from_one_that_recovers():
         warm_up,
         batch_means,
         spikes,
-        lambda y: lasting(y > best_average(y) + 0.5, steps=30),
         lambda y: EDetector(bar=1.01, sd=0.02).update(y),
     ],
-    ids=["warm_up", "batch_means", "spikes", "divergence", "e_detector"],
+    ids=["warm_up", "batch_means", "spikes", "e_detector"],
 )
 def test_ten_times_the_steps_cost_at_most_twelve_times_the_time(work: Callable[[np.ndarray], object]):
     y = 1 + 0.02 * np.random.default_rng(6).normal(size=100_000)

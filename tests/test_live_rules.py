@@ -7,58 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from live_records import fed, said, series, span, terms
 
-from tasks.config.live import Live
 from tasks.live.alarms import NOTES_KEPT, Alarm, with_new
-from tasks.live.checkpoints import kept, newest, set_aside
 from tasks.live.expected import Expected, Known, flat, from_curve, from_forecast
-from tasks.live.hang import Hang
 from tasks.live.state import LiveState
-from tasks.live.steps import Terms
-from tasks.stage_dir import StageDir, write_json
 from tasks.statistics.detection import spikes as marked
-from training import manifest
-from training.config import Schedule, Span
-
-
-def span(phase, first, steps, batch=16):
-    return Span(phase, first, steps, batch, 0.001, Schedule())
-
-
-SPANS = (span("replay", 1, 20, 8), span("canary", 21, 60), span("train", 81, 4000))
-
-
-def terms(spans=SPANS, **said):
-    rules = {key: said.pop(key) for key in list(said) if key in Live.model_fields}
-    return Terms(spans, settings=Live.model_validate(rules), **said)
-
-
-def series(count, first=1, seed=0, loss=3.0, loss_sd=0.02, seconds=0.5, **columns):
-    """Return step records of clean noise; columns of numbers replace what they name."""
-    random = np.random.default_rng(seed)
-    made = {
-        "step": np.arange(first, first + count),
-        "loss": loss + loss_sd * random.normal(size=count),
-        "step_seconds": seconds * (1 + 0.015 * random.normal(size=count)),
-    } | columns
-    rows = [
-        dict(zip(made, row, strict=True)) for row in zip(*(np.asarray(c).tolist() for c in made.values()), strict=True)
-    ]
-    return [{**row, "tokens": row["step"] * 1000, "time": float(row["step"])} for row in rows]
-
-
-def fed(records, with_terms=None, chunk=None, state=None):
-    """Feed records in looks of ``chunk``, what is remembered passing through JSON between them; return the state."""
-    state = state or LiveState(begun=1.0)
-    chunk = chunk or len(records) or 1
-    for at in range(0, len(records), chunk):
-        state = LiveState.from_json(json.loads(json.dumps(state.to_json(), allow_nan=False)))
-        state.feed(records[at : at + chunk], with_terms or terms(), 0.0)
-    return state
-
-
-def said(state):
-    return [(alarm.rule, alarm.action, alarm.step) for alarm in state.alarms]
 
 
 def test_clean_noise_is_silent():
@@ -82,6 +36,8 @@ def test_a_stage_without_a_level_of_its_own_is_held_against_its_forecast(slower,
     found = said(fed(records, terms(known=lambda fingerprint, start: known), chunk=7))
     assert found == ([] if alarm is None else [alarm])
     assert said(fed(records, terms(known=lambda fingerprint, start: Known(flat(), slowest=(8, 0.1))))) == []
+    emulated = fed(records, terms(known=lambda fingerprint, start: known, emulated=True)).alarms
+    assert all("(modelled)" in one.says for one in emulated) and len(emulated) == (alarm is not None)
 
 
 STRANGE = st.sampled_from([float("nan"), math.inf, -math.inf, None, 1e300, -1e300, 0.0, "x", True, 10**400])
@@ -250,111 +206,6 @@ def test_an_action_is_the_most_that_a_rule_does():
     assert {alarm.action for alarm in mild.alarms} == {"note"}
 
 
-NOT_FINITE = [
-    {"loss": math.nan},
-    {"loss": None},
-    {"loss": math.inf},
-    {"loss": "nan"},
-    {"grad_norm": None},
-    {"grad_norm": -math.inf},
-]
-
-
-@pytest.mark.parametrize("bad", NOT_FINITE, ids=str)
-def test_what_is_not_finite_restarts_once_an_attempt(bad):
-    records = series(60)
-    for at in (30, 31, 40):
-        records[at] |= bad
-    assert said(fed(records)) == [("finite", "restart", 31)]
-
-
-def test_an_infinite_norm_is_daily_bread_of_half_precision_only():
-    records = series(60)
-    records[30]["grad_norm"] = math.inf
-    assert said(fed(records, terms(half_precision=True))) == []
-    records[30]["loss"] = math.nan
-    assert said(fed(records, terms(half_precision=True))) == [("finite", "restart", 31)]
-
-
-def test_a_repeated_step_that_is_not_finite_again_stops_and_an_old_attempt_s_says_nothing():
-    records = series(60)
-    state = fed(records[:40])
-    bad = {**records[34], "loss": None}
-    state.feed([bad], terms(), 0.0)
-    state.begin(1.0, 2)
-    state.feed([{**bad, "attempt": 1}], terms(), 0.0)
-    assert said(state) == [("finite", "restart", 35)]
-    state.feed([{**bad, "attempt": 2}], terms(), 0.0)
-    assert said(state)[1:] == [("finite", "stop", 35)]
-    state.begin(2.0, 3)  # a person tries again, and has all restarts again
-    state.feed([{**bad, "attempt": 3}], terms(), 0.0)
-    assert said(state)[2:] == [("finite", "restart", 35)]
-
-
-def test_false_stops_are_shared_among_the_rules_that_may_stop():
-    assert terms().false_stop_share == pytest.approx(0.02 / 3)
-    assert terms(throughput={"in_canary": "page"}).false_stop_share == pytest.approx(0.02 / 2)
-    assert terms(false_stops=0.1, loss={"action": "page"}).false_stop_share == pytest.approx(0.1 / 2)
-    nobody = {"throughput": {"in_canary": "page"}, "loss": {"action": "page"}, "spikes": {"action": "page"}}
-    assert terms(**nobody).false_stop_share == pytest.approx(0.02)
-
-
-def test_the_threshold_grows_with_the_planned_stage():
-    short, long = (fed(series(600), terms((span("train", 1, steps),))) for steps in (2000, 2_000_000))
-    ratio = long.loss.detector["threshold"] - short.loss.detector["threshold"]
-    assert ratio == pytest.approx(math.log(1000))
-    assert short.loss.detector["threshold"] == pytest.approx(math.log(100 / (0.02 / 3)))
-
-
-def hang(**said):
-    rule = Hang()
-    now = [0.0]
-
-    def look(seconds, new=(), running=True):
-        now[0] += seconds
-        return list(rule.look(new, running, 7, terms(hang=said, emulated=True), now[0]))
-
-    return rule, look
-
-
-def test_a_hang_is_silence_that_looks_have_witnessed():
-    rule, look = hang(at_least_seconds=100.0)
-    look(0.0)
-    rule.started = True
-    assert [len(look(40.0)) for _ in range(6)] == [
-        0,
-        0,
-        0,
-        0,
-        1,
-        0,
-    ]  # 25 s a look at most count, and once said is enough
-    assert look(40.0, new=[1]) == []
-    assert look(1e6) == []
-
-
-def test_a_hang_s_limit_follows_the_steps_and_learns_what_a_checkpoint_takes():
-    rule, look = hang(at_least_seconds=10.0, steps=20.0, start_seconds=500.0)
-    assert rule.limit(terms(hang={"start_seconds": 500.0}, start_seconds=60.0)) == 560.0
-    for record in series(5):
-        rule.see(terms(emulated=True).read({**record, "wall_seconds": 3.0}, 0.0))
-    at = terms(hang={"at_least_seconds": 10.0})
-    assert rule.limit(at) == 60.0
-    look(0.0)
-    for _ in range(4):
-        look(12.0)
-    look(12.0, new=[1])
-    assert rule.limit(at) == 120.0
-    look(1.0, running=False)  # in a queue nothing hangs
-    assert rule.silence == 0.0
-
-
-def test_modelled_seconds_are_no_wall_seconds():
-    record = series(1)[0]
-    assert terms(emulated=True).read(record, 0.0).wall_seconds is None
-    assert terms(emulated=False).read(record, 0.0).wall_seconds == record["step_seconds"]
-
-
 def test_of_notes_the_newest_are_kept_and_all_that_was_done():
     note, page = (Alarm("spikes", action, 1, 0.0, "x") for action in ("note", "page"))
     known = with_new([page], [note] * (NOTES_KEPT + 50))
@@ -365,44 +216,3 @@ def test_of_notes_the_newest_are_kept_and_all_that_was_done():
 def test_a_state_stays_small_however_long_the_stage():
     short, long = (len(json.dumps(fed(series(count)).to_json())) for count in (1000, 4000))
     assert long < 1.2 * short
-
-
-@pytest.fixture
-def stage(tmp_path):
-    """A stage folder with checkpoints of several makes."""
-    made = StageDir(tmp_path / "run" / "gpus_8")
-    (made.checkpoints / "global_step40").mkdir(parents=True)
-    for name in ("00000010.state", "iter_0000020.pt", "latest", "epoch-final.pt", ".draft_99"):
-        (made.checkpoints / name).write_text("x")
-    ours = made.checkpoints / "step_00000030"
-    ours.mkdir()
-    (ours / "weights").write_text("w")
-    manifest.write(ours, step=30, tokens=1, purpose="periodic", world=8, config_digest="d")
-    manifest.pin(ours, "promoted")
-    return made
-
-
-def test_checkpoints_of_any_make_are_known_by_manifest_row_or_name(stage):
-    rows = {"checkpoints/epoch-final.pt": 50}
-    assert [one.step for one in kept(stage, rows)] == [10, 20, 30, 40, 50]
-    assert newest(stage, rows, 35).step == 30
-    assert newest(stage, rows, 5) is None
-    assert newest(StageDir(stage.path / "nothing"), {}) is None
-
-
-def test_what_is_set_aside_is_kept_whole_with_its_pin_and_twice_is_once(stage):
-    moved = set_aside(stage, {}, 25, 1)
-    assert [path.name for path in moved] == ["step_00000030", "global_step40"]
-    assert manifest.verify(moved[0]) == []
-    assert manifest.pinned(moved[0]) == "promoted"
-    assert [one.step for one in kept(stage, {})] == [10, 20]
-    assert (stage.checkpoints / "latest").exists()
-    assert set_aside(stage, {}, 25, 1) == []
-
-
-def test_live_json_is_read_back_as_it_was_written(tmp_path):
-    records = series(700, loss=3 + 0.05 * (np.arange(700) >= 500), loss_sd=0.01)
-    state = fed(records)
-    path = tmp_path / "live.json"
-    write_json(path, state.to_json())
-    assert LiveState.from_json(json.loads(path.read_text())).to_json() == state.to_json()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,11 @@ def test_identity_tells_a_process_from_the_next_of_its_number():
     assert not alive({**here, "start": here["start"] - 1})
     assert not alive(None)
     assert identity(2**22 + 1) is None
+
+
+def test_a_command_before_the_job_that_hangs_holds_it_up_no_longer_than_its_own_hours(job, launcher):
+    before = (("python", "-c", SLEEPER),)
+    launcher.submit(replace(program(job, "print('the job')"), before=before, before_hours=1.0 / 3600))
+    assert end_of(launcher, job).state == "succeeded"
+    log = job.log.read_text()
+    assert "took longer than 0.000277778 h; the job goes on without it" in log and log.count("the job\n") == 1

@@ -24,10 +24,11 @@ from tasks.config.as_trained import (
 )
 from tasks.config.cluster import Cluster, Environment, Network, Strict, clusters, load_cluster, parse_cluster
 from tasks.config.errors import Problem, absent, from_pydantic, invalid, unknown
-from tasks.config.experiment import CAPABILITIES, Experiment, Layout, Recipe, Stage, Trainer
+from tasks.config.experiment import Experiment, Layout, Recipe, Stage
 from tasks.config.gates_asked import capability_problems, gate_problems
 from tasks.config.rules import problems as rule_problems
 from tasks.config.rules import stage_clusters
+from tasks.config.trainer import CAPABILITIES, Trainer
 from tasks.errors import ConfigInvalid
 
 __all__ = [

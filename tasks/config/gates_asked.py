@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from tasks.config.errors import BOUND_KEYS, BOUNDS, Problem, plain, unknown
-from tasks.config.experiment import CAPABILITIES, Trainer
 from tasks.config.files import deep_merge
+from tasks.config.trainer import CAPABILITIES, Trainer
 from training.config import OPTIONAL
 
 if TYPE_CHECKING:

@@ -39,6 +39,7 @@ class Job:
     secrets: tuple[str, ...] = ()  # names; their values never leave the file, but for the job's own environment
     secrets_file: str | None = None
     before: tuple[tuple[str, ...], ...] = ()  # commands that run first, in turn; one that fails stops nothing
+    before_hours: float = 1.0  # of each of them at most
     sigusr1: bool = False  # the command's own process saves and exits 0 when it gets SIGUSR1
 
     @property

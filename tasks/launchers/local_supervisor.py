@@ -78,7 +78,8 @@ class Supervisor:
                 child = self.start(self.order["command"])
             except (OSError, SecretsUnusable) as error:
                 return self.finish("cannot_start", code=127, detail=str(error))
-            ended = self.wait(child, saves=self.order["sigusr1"])
+            saves = bool(self.order["sigusr1"])
+            ended = self.wait(child, self.saving_begins() if saves else self.deadline, saves=saves)
             end_job(self.order["name"], self.order["grace_seconds"])  # children that outlived their parent
             if ended in ("cancelled", "hours"):
                 return self.finish(ended, code=child.returncode if child.returncode >= 0 else None)
@@ -107,8 +108,13 @@ class Supervisor:
         except (OSError, SecretsUnusable) as error:
             self.say(f"{' '.join(command)} could not be started: {error}")
             return "cannot_start"
-        ended = self.wait(child)
+        limit = time.time() + 3600 * float(self.order["before_hours"])
+        ended = self.wait(child, min(limit, self.deadline))
         end_job(self.order["name"], self.order["grace_seconds"])
+        if ended == "hours" and limit < self.deadline:
+            hours = self.order["before_hours"]
+            self.say(f"{' '.join(command)} took longer than {hours:g} h; the job goes on without it")
+            return "too_long"
         if ended == "exited" and child.returncode:
             self.say(f"{' '.join(command)} ended with {child.returncode}; the job goes on without it")
         return ended
@@ -126,9 +132,8 @@ class Supervisor:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent,
             )  # fmt: skip
 
-    def wait(self, child: subprocess.Popen[bytes], *, saves: bool = False) -> str:
-        """Wait for the child's end, a SIGTERM, or its last hour; say which it was. A child that ``saves`` may do so."""
-        until = self.saving_begins() if saves else self.deadline
+    def wait(self, child: subprocess.Popen[bytes], until: float, *, saves: bool = False) -> str:
+        """Wait for the child's end, a SIGTERM, or ``until``; say which it was. A child that ``saves`` may do so."""
         while child.poll() is None:
             asked = _terminated(until - time.time())
             if asked or time.time() >= until:

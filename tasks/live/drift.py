@@ -106,7 +106,7 @@ class Drift:
         value, since = sum(latest) / len(latest), step.number - CONFIRMED_BATCHES * BATCH_STEPS + 1
         says = (
             f"steps take {value:.4g} s since step {since}, {value / slowest[1] - 1:.1%} more than at the slow end of "
-            f"the forecast, {slowest[1]:.4g} s: profile it, find the slow node"
+            f"the forecast, {slowest[1]:.4g} s{_kind(terms)}: profile it, find the slow node"
         )
         yield Alarm(
             self.name, self._action(canary, terms), step.number, step.time, says, value, bar, (since, step.number)
@@ -142,10 +142,10 @@ class Drift:
         alarmed = tier == "stop" or (tier == "confirming" and self.name == "throughput")
         if alarmed and self.spoken != "alarmed":
             self.spoken = "alarmed"
-            yield self._alarm(step, self._action(canary, terms), detector.detector.bar)
+            yield self._alarm(step, self._action(canary, terms), detector.detector.bar, terms)
         elif tier in ("warn", "confirming") and self.name == "loss" and self.spoken == "nothing":
             self.spoken = "warned"
-            yield self._alarm(step, "note", detector.detector.bar)
+            yield self._alarm(step, "note", detector.detector.bar, terms)
 
     def _place(self, excess: float, bar: float) -> None:
         """Keep since when, and how far on the mean, the batches lie above the bar."""
@@ -175,13 +175,14 @@ class Drift:
         rule = terms.settings.throughput
         return terms.granted(rule.in_canary if canary else rule.action)
 
-    def _alarm(self, step: Step, action: Action, bar: float) -> Alarm:
+    def _alarm(self, step: Step, action: Action, bar: float, terms: Terms) -> Alarm:
         since = self.since if self.since is not None else self.first
         value = self.higher[1] / self.higher[0] if self.higher else bar
         if self.name == "throughput":
             says = (
                 f"steps take {value:.4g} s since step {since}, {value / self.level - 1:+.1%} on the {self.level:.4g} s "
-                f"of the stage's first window; {bar / self.level - 1:.1%} is allowed: profile it, find the slow node"
+                f"of the stage's first window; {bar / self.level - 1:.1%} is allowed{_kind(terms)}: profile it, "
+                "find the slow node"
             )
         else:
             source = self.expected.source if self.expected else ""
@@ -190,3 +191,7 @@ class Drift:
                 f"{bar - self.level:.4f} is allowed"
             )
         return Alarm(self.name, action, step.number, step.time, says, value, bar, (since, step.number))
+
+
+def _kind(terms: Terms) -> str:
+    return " (modelled)" if terms.emulated else ""

@@ -20,10 +20,11 @@ from tasks.config import files
 from tasks.config.as_trained import AsTrained, as_trained
 from tasks.config.cluster import Cluster
 from tasks.config.errors import Problem, invalid, unknown
-from tasks.config.experiment import Experiment, FromWeights, LearningRateRule, Recipe, Trainer
+from tasks.config.experiment import Experiment, FromWeights, LearningRateRule, Recipe
 from tasks.config.live import Live
 from tasks.config.rules import problems as rule_problems
 from tasks.config.rules import stage_clusters
+from tasks.config.trainer import Trainer
 from tasks.plan import spans
 from tasks.plan.facts import facts
 from tasks.plan.frozen import difference, freeze, thaw

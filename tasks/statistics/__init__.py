@@ -6,10 +6,7 @@ from tasks.statistics.detection import (
     EDetector,
     TwoTiers,
     alarm_threshold,
-    best_average,
-    bursts,
     fit_baseline,
-    lasting,
     spikes,
 )
 from tasks.statistics.launches import across_launches
@@ -78,9 +75,7 @@ __all__ = [
     "batch_length",
     "batch_means",
     "batch_shift",
-    "best_average",
     "bisect",
-    "bursts",
     "critical_batch",
     "decide",
     "effective_tokens",
@@ -90,7 +85,6 @@ __all__ = [
     "highest_rate",
     "inverse",
     "job_mtbf_hours",
-    "lasting",
     "level_changes",
     "noise_left",
     "paired_difference",

@@ -67,36 +67,6 @@ def _row_medians(rows: Array) -> tuple[Array, NDArray[np.intp]]:
     return low / 2 + high / 2, count
 
 
-def bursts(marked: ArrayLike, *, count: int = 3, within: int = 10) -> NDArray[np.bool_]:
-    """Mark steps at which ``count`` or more of the last ``within`` steps are marked (GATES 2.6: an alarm)."""
-    total = np.concatenate([np.zeros(within, dtype=int), np.cumsum(np.asarray(marked, dtype=int))])
-    return np.asarray(total[within:] - total[:-within] >= count)
-
-
-def lasting(held: ArrayLike, *, steps: int) -> NDArray[np.bool_]:
-    """Mark steps at which a condition has held for ``steps`` in a row: patience, since most spikes recover."""
-    yes = np.asarray(held, dtype=bool)
-    at = np.arange(yes.size)
-    return np.asarray(at - np.maximum.accumulate(np.where(yes, -1, at)) >= steps)
-
-
-def best_average(values: ArrayLike, *, weight: float = 0.05) -> Array:
-    """Lowest exponential moving average over the steps before each; +inf at the first, values not finite left out.
-
-    A loss half a nat above it for 30 steps has diverged (GATES 2.6). ``weight`` is that of a new value.
-    """
-    from scipy.signal import lfilter
-
-    x = np.asarray(values, dtype=float)
-    best = np.full(x.size, np.inf)
-    sound = np.flatnonzero(np.isfinite(x))
-    if sound.size:
-        y = x[sound]
-        average, _ = lfilter([weight], [1.0, weight - 1.0], y, zi=[(1.0 - weight) * y[0]])
-        best[sound] = average
-    return np.concatenate([[np.inf], np.minimum.accumulate(best)[:-1]])[: x.size]
-
-
 @dataclass(frozen=True)
 class Baseline:
     """Level of a stream and sd of one batch mean around it."""

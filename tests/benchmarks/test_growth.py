@@ -16,7 +16,7 @@ from rates import table
 from tasks.live.state import LiveState
 from tasks.live.steps import Terms
 from tasks.records import follow, read_metrics
-from tasks.statistics import EDetector, batch_means, best_average, lasting, spikes, warm_up
+from tasks.statistics import EDetector, batch_means, spikes, warm_up
 from training.config import Schedule, Span
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -24,7 +24,6 @@ STATISTICS: dict[str, Callable[[np.ndarray], object]] = {
     "warm_up": warm_up,
     "batch_means": batch_means,
     "spikes": spikes,
-    "divergence": lambda y: lasting(y > best_average(y) + 0.5, steps=30),
     "e-detector": lambda y: EDetector(bar=1.01, sd=0.02).update(y.reshape(-1, 20).mean(axis=1)),
 }
 
