@@ -7,9 +7,9 @@ import torch
 from trained import SHAPE, order, records, run, span, steps, tensors
 
 from training import data
-from training.emulate import Emulator, held_out_loss
+from training.emulate import VirtualRanks, held_out_loss
 from training.model import GPT
-from training.parallel import World
+from training.processes import World
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_the_gradient_of_unequal_shares_is_that_of_the_whole_batch(tmp_path):
     loss.backward()
     whole = {name: p.grad.clone() for name, p in model.named_parameters()}
     for ranks in (1, 4, 9):
-        result = Emulator(model, stream, World(), ranks, "exact", "float32").gradients(3, 7, stop=False)
+        result = VirtualRanks(model, stream, World(), ranks, "exact", "float32").gradients(3, 7, stop=False)
         assert result.loss == pytest.approx(float(loss.detach()), abs=1e-6)
         assert not result.stop
         for name, parameter in model.named_parameters():
@@ -92,7 +92,7 @@ def test_processes_together_take_every_sample_of_a_step_once(reduction):
         groups = [
             group
             for rank in range(processes)
-            for group in Emulator(None, None, World(rank, processes), ranks, reduction, "float32").groups(batch)
+            for group in VirtualRanks(None, None, World(rank, processes), ranks, reduction, "float32").groups(batch)
         ]
         assert [place for first, end in groups for place in range(first, end)] == list(range(batch))
         if reduction == "exact":
@@ -111,7 +111,8 @@ def test_bf16_is_close_to_float32():
     text = torch.randint(0, 256, (4000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     stream, model = data.Stream(text, 16, seed=5), GPT(SHAPE, seed=2)
     loss = {
-        p: Emulator(model, stream, World(), 4, "batched", p).gradients(0, 8, False).loss for p in ("float32", "bf16")
+        precision: VirtualRanks(model, stream, World(), 4, "batched", precision).gradients(0, 8, False).loss
+        for precision in ("float32", "bf16")
     }
     assert loss["bf16"] != loss["float32"]
     assert loss["bf16"] == pytest.approx(loss["float32"], abs=0.05)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from trained import order, records, run, span, steps, tensors
 
-from training import evaluate, manifest, train
+from training import evaluate, loop, manifest, train
+from training.checkpoint import Progress
 from training.config import Checkpointing, ConfigError, HeldOut, ModelShape, Span, Start, read_config
 
 SPANS = (span(1, 14, 20), span(15, 16, 29))
@@ -208,10 +209,8 @@ def test_steps_must_follow_one_another(tmp_path):
     with pytest.raises(
         ConfigError, match=r"step 0 is done, and what follows it is not every step once: \[1, 2, 3, 5, 6\]"
     ):
-        list(train.steps(config, train.Progress()))
-    assert [
-        step for _, step in train.steps(read_config(order(tmp_path / "b", span(1, 3, 8))), train.Progress(2, 16))
-    ] == [3]
+        list(loop.steps(config, Progress()))
+    assert [step for _, step in loop.steps(read_config(order(tmp_path / "b", span(1, 3, 8))), Progress(2, 16))] == [3]
 
 
 def test_the_launcher_numbers_attempts(tmp_path, monkeypatch):
@@ -224,5 +223,5 @@ def test_the_launcher_numbers_attempts(tmp_path, monkeypatch):
 def test_held_out_loss_is_evaluated_whenever_so_many_tokens_have_gone_by(tmp_path):
     folder = order(tmp_path / "stage", *SPANS, held_out=HeldOut(16, 1000))
     config = read_config(folder)
-    crossed = [c for c in range(0, 400, 20) if train.crosses(config, train.Progress(0, c), train.Progress(1, c + 20))]
+    crossed = [c for c in range(0, 400, 20) if loop.crosses(config, Progress(0, c), Progress(1, c + 20))]
     assert crossed == [60, 120, 180, 240, 300, 360]  # 62.5 samples are 1000 tokens

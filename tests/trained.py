@@ -134,11 +134,11 @@ def tensors(checkpoint: Path) -> dict[str, Any]:
 
 def die_at(moment: str) -> None:
     """Arrange for a death: ``kind:step``, ``kind`` one of those below."""
-    from training import checkpoint, manifest, train
+    from training import checkpoint, loop, manifest
 
     kind, step = moment.split(":")
     main = os.getpid()
-    record_step, write, publish = train.Recorder.step, manifest.write, manifest.publish
+    record_step, write, publish = loop.Recorder.step, manifest.write, manifest.publish
 
     def kill_all() -> None:
         os.kill(main, signal.SIGKILL)
@@ -171,7 +171,7 @@ def die_at(moment: str) -> None:
             kill_all()
         return final
 
-    train.Recorder.step = after_step  # type: ignore[method-assign]
+    loop.Recorder.step = after_step  # type: ignore[method-assign]
     checkpoint.manifest.write = before_manifest  # type: ignore[assignment]
     checkpoint.manifest.publish = after_publish
 

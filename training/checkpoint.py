@@ -11,7 +11,7 @@ import dataclasses
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from training import manifest
 from training.config import CHECKPOINTS, ConfigError, Start, TrainConfig
 from training.manifest import Manifest, Purpose
-from training.model import GPT
-from training.optimizer import AdamW
-from training.parallel import World
+from training.processes import World
 
 
 @dataclass
@@ -113,8 +111,7 @@ class Checkpointer:
     stage_dir: Path
     config: TrainConfig
     fingerprint: str
-    model: GPT
-    optimizer: AdamW
+    tensors: Mapping[str, Tensor]  # all that a step depends on, but for step, cursor and generator state
     world: World
 
     def save(self, progress: Progress, purpose: Purpose) -> dict[str, Any]:
@@ -166,10 +163,13 @@ class Checkpointer:
 
     def _state(self, progress: Progress) -> dict[str, Tensor]:
         """Return every tensor of a checkpoint by its name there; loading writes into these very tensors."""
-        state = {f"model.{name}": p.detach() for name, p in self.model.named_parameters()}
-        state |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
-        state |= {"step": torch.tensor(progress.step), "cursor": torch.tensor(progress.cursor)}
-        return state | {"rng": torch.get_rng_state()}
+        place = {"step": torch.tensor(progress.step), "cursor": torch.tensor(progress.cursor)}
+        return {**self.tensors, **place, "rng": torch.get_rng_state()}
+
+
+def weights(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a model's parameters under the names that they have in a checkpoint."""
+    return {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
 
 
 @contextmanager

@@ -12,42 +12,24 @@ parallelism: there is no second code path that a rehearsal could differ from.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from training.data import Stream, share
+from training.gradients import Placed, StepResult
 from training.model import GPT
-from training.parallel import World
 from training.precision import autocast
+from training.processes import World
 
 TOKENS_A_PASS = 4096  # of one forward pass: activations of more leave the processor's cache, and it gets slower
 
 
-@dataclass
-class StepResult:
-    """What a step's samples said: mean loss a token, and where this process's time went."""
-
-    loss: float = 0.0
-    stop: bool = False  # some process was asked to save and stop; every process reads the same answer
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        """Add the seconds of a block to a phase."""
-        begin = time.perf_counter()
-        yield
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
-
-
 @dataclass(frozen=True)
-class Emulator:
-    """Computes gradients of a step for ``ranks`` ranks on the processes of ``world``."""
+class VirtualRanks:
+    """Computes gradients of a step for ``ranks`` data-parallel ranks on the processes of ``world``."""
 
     model: GPT
     stream: Stream
@@ -56,14 +38,20 @@ class Emulator:
     reduction: Literal["batched", "exact"]
     precision: str
 
-    def gradients(self, cursor: int, batch: int, stop: bool) -> StepResult:
+    @property
+    def placed(self) -> Placed:
+        """Every process holds the whole model."""
+        parameters = dict(self.model.named_parameters())
+        return Placed(parameters, dict.fromkeys(parameters, self.world.processes))
+
+    def gradients(self, cursor: int, batch: int, stop: bool, scale: float = 1.0) -> StepResult:
         """Leave in every parameter's ``grad`` the gradient of the mean loss of samples [cursor, cursor + batch)."""
         result = StepResult()
         parameters = list(self.model.parameters())
         sums = torch.zeros(sum(p.numel() for p in parameters) + 2, dtype=torch.float64, device=self.world.device)
         for first, end in self.groups(batch):
             self.model.zero_grad(set_to_none=True)
-            sums[-2] += self._backward(cursor + first, end - first, result)
+            sums[-2] += self._backward(cursor + first, end - first, result, scale)
             with result.timed("backward"):
                 sums[:-2] += torch.cat([_gradient(p).flatten() for p in parameters])
         sums[-1] = float(stop)
@@ -85,8 +73,12 @@ class Emulator:
             shares = [(shares[0][0], shares[-1][1])]
         return [(first, end) for first, end in shares if end > first]
 
-    def _backward(self, first: int, count: int, result: StepResult) -> float:
-        """Add the gradient of the summed loss of some samples; return that loss."""
+    def held_out_loss(self, samples: Tensor) -> float:
+        """Return the mean loss a token over ``samples`` [sequences, length + 1], the work shared by all processes."""
+        return held_out_loss(self.model, samples, self.world, self.precision)
+
+    def _backward(self, first: int, count: int, result: StepResult, scale: float) -> float:
+        """Add the gradient of the summed loss of some samples, times ``scale``; return that loss."""
         with result.timed("data"):
             samples = self.stream.samples(first, count).to(self.world.device)
         total = 0.0
@@ -94,7 +86,7 @@ class Emulator:
             with result.timed("forward"), autocast(self.precision, self.world.device):
                 loss = self.model.loss_sum(part)
             with result.timed("backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
+                (loss * scale).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return total
 

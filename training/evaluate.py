@@ -10,12 +10,11 @@ from pathlib import Path
 import torch
 
 from training import data, manifest
-from training.checkpoint import Checkpointer, Resume
+from training.checkpoint import Checkpointer, Resume, weights
 from training.config import ConfigError, read_config
 from training.emulate import held_out_loss
 from training.model import GPT
-from training.optimizer import AdamW
-from training.parallel import REFUSED, World
+from training.processes import REFUSED, World
 
 
 def evaluate(checkpoint: Path, config_path: Path) -> dict[str, object]:
@@ -27,7 +26,8 @@ def evaluate(checkpoint: Path, config_path: Path) -> dict[str, object]:
     corpus = data.load(config.data)
     world = World()
     model = GPT(config.model, config.seed)
-    loader = Checkpointer(config_path.parent, config, corpus.fingerprint, model, AdamW(model, config.optimizer), world)
+    tensors = weights(dict(model.named_parameters()))
+    loader = Checkpointer(config_path.parent, config, corpus.fingerprint, tensors, world)
     loader.load(Resume(found, weights_only=True))
     samples = data.held_out_samples(corpus, config.held_out.sequences, config.sequence_length)
     return {

@@ -6,13 +6,15 @@ compiler, 1.2 s more at every start, and its state would have to be renamed from
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from training.config import Optimizer
+from training.gradients import Placed, local
+from training.processes import World
 
 
 def decays(name: str, parameter: Tensor) -> bool:
@@ -23,10 +25,10 @@ def decays(name: str, parameter: Tensor) -> bool:
 class AdamW:
     """First and second moments of each parameter, by its name, and the update; all in float32."""
 
-    def __init__(self, model: nn.Module, settings: Optimizer) -> None:
-        """Start with moments of zero; parameters are updated in place."""
+    def __init__(self, parameters: Mapping[str, nn.Parameter], settings: Optimizer) -> None:
+        """Start with moments of zero; parameters, sharded or whole, are updated in place."""
         self.settings = settings
-        self.parameters = dict(model.named_parameters())
+        self.parameters = dict(parameters)
         self.first = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
         self.second = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
         self.steps = {name: torch.zeros((), device=p.device) for name, p in self.parameters.items()}
@@ -37,10 +39,10 @@ class AdamW:
         for decay in (True, False):
             names = [name for name, p in self.parameters.items() if decays(name, p) is decay]
             adamw(
-                [self.parameters[name] for name in names],
-                [_gradient(name, self.parameters[name]) for name in names],
-                [self.first[name] for name in names],
-                [self.second[name] for name in names],
+                [local(self.parameters[name].detach()) for name in names],
+                [local(_gradient(name, self.parameters[name])) for name in names],
+                [local(self.first[name]) for name in names],
+                [local(self.second[name]) for name in names],
                 [],
                 [self.steps[name] for name in names],
                 fused=True,
@@ -60,16 +62,21 @@ class AdamW:
 
 
 @torch.no_grad()
-def clip(parameters: Iterable[nn.Parameter], limit: float) -> float:
+def clip(placed: Placed, world: World, limit: float) -> float:
     """Scale gradients so that their global L2 norm is at most ``limit``; return the norm before that.
 
-    The norm is summed in float64. A norm that is not finite is returned as it is and nothing is scaled: the loop
-    records it and stops.
+    The norm is summed in float64, elements that several processes hold count once. A norm that is not finite is
+    returned as it is and nothing is scaled.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = float(torch.stack([g.double().square().sum() for g in gradients]).sum().sqrt())
+    gradients = {name: local(p.grad) for name, p in placed.parameters.items() if p.grad is not None}
+    whole = all(placed.copies[name] == world.processes for name in placed.parameters)  # each process has all of them
+    squares = [g.double().square().sum() / (1 if whole else placed.copies[name]) for name, g in gradients.items()]
+    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=world.device)
+    if not whole:
+        world.sum(total)
+    norm = float(total.sqrt())
     if limit < norm < float("inf"):
-        torch._foreach_mul_(gradients, limit / norm)
+        torch._foreach_mul_(list(gradients.values()), limit / norm)
     return norm
 
 

@@ -24,8 +24,9 @@ from tasks.config.as_trained import (
 )
 from tasks.config.cluster import Cluster, Environment, Network, Strict, clusters, load_cluster, parse_cluster
 from tasks.config.errors import Problem, absent, from_pydantic, invalid, unknown
-from tasks.config.experiment import Experiment, Layout, Recipe, Stage
+from tasks.config.experiment import Experiment, Stage
 from tasks.config.gates_asked import capability_problems, gate_problems
+from tasks.config.recipe import Layout, Recipe
 from tasks.config.rules import problems as rule_problems
 from tasks.config.rules import stage_clusters
 from tasks.config.trainer import CAPABILITIES, Trainer

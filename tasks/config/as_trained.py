@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.config.cluster import Strict
-from tasks.config.experiment import BatchFrom, Experiment, Recipe, Stage
+from tasks.config.experiment import BatchFrom, Experiment, Stage
 from tasks.config.files import deep_merge
 from tasks.config.live import Live
+from tasks.config.recipe import Recipe
 
 RUN_KEYS = ("hand_over_steps", "canary_steps")  # of the experiment, which a rehearsal may change
 PACE_KEYS = ("hours", "steps", "tokens", "live")  # of every stage, which a rehearsal may change for all at once

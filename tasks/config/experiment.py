@@ -5,105 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictStr, Tag
+from pydantic import BeforeValidator, Discriminator, Field, StrictStr, Tag
 
-from tasks.config.cluster import Count, CountOrZero, NotNegative, Part, Positive, Strict, Text
+from tasks.config.cluster import Count, CountOrZero, Positive, Strict, Text
 from tasks.config.errors import plain
 from tasks.config.live import Live
+from tasks.config.recipe import Layout, Recipe, Tokens, whole
 from tasks.config.trainer import Trainer, trainer_said
-from training import config as contract
-
-
-def _whole(value: Any) -> Any:
-    """Take 2.0e9 for the whole number it is: nobody counts the zeros of a token budget."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Tokens = Annotated[Count, BeforeValidator(_whole)]
-
-
-class Layout(Strict):
-    """How the model is split: ``tensor`` x ``pipeline`` GPUs hold it once, ``shard`` such groups share its states."""
-
-    tensor: Count = 1
-    pipeline: Count = 1
-    shard: Count = 1
-
-    @property
-    def group(self) -> int:
-        """GPUs that compute one sequence together."""
-        return self.tensor * self.pipeline
-
-
-class Model(Strict):
-    """A decoder-only transformer (pre-norm, RoPE, SwiGLU, tied embeddings)."""
-
-    layers: Count = Field(description="how many blocks")
-    hidden: Count = Field(description="width of the residual stream")
-    heads: Count = Field(description="attention heads")
-    ffn: Count = Field(description="width inside the SwiGLU")
-    vocabulary: Count = Field(description="how many tokens there are")
-
-    @property
-    def shape(self) -> contract.ModelShape:
-        """The same numbers as the trainer's contract has them."""
-        return contract.ModelShape(**self.model_dump())
-
-
-class OptimizerConfig(Strict):
-    """AdamW; the learning rate stands in the stages."""
-
-    betas: tuple[Part, Part] = (0.9, 0.98)
-    eps: Positive = 1e-8
-    weight_decay: NotNegative = 0.1
-    clip: Positive = 1.0
-
-
-class ScheduleConfig(Strict):
-    """Shape of the learning rate over all stages that continue one another: warm-up once, then constant or cosine."""
-
-    kind: Literal["constant", "cosine"] = "constant"
-    warmup_steps: CountOrZero = 0
-    floor: Part = 0.1
-
-
-class CheckpointingConfig(Strict):
-    """When checkpoints are written beside hand-over and end, and how many are kept."""
-
-    every_steps: Count = 1000
-    keep: Count = 3
-
-
-class HeldOutConfig(Strict):
-    """The fixed held-out set: its size, and after how many tokens it is looked at between start and end."""
-
-    sequences: Count = 256
-    every_tokens: Tokens | None = None
-
-
-class Recipe(Strict):
-    """What is trained, apart from what changes from stage to stage."""
-
-    model: Model = Field(description="layers, hidden, heads, ffn, vocabulary")
-    sequence_length: Count = Field(description="tokens of one sequence")
-    micro_batch_sequences: Count = 1
-    precision: Literal["float32", "bf16", "fp16"] = "bf16"
-    optimizer: OptimizerConfig = OptimizerConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
-    data: Text = "stdlib"
-    layout: Layout = Layout()
-    activation_checkpointing: StrictBool = False
-    checkpointing: CheckpointingConfig = CheckpointingConfig()
-    held_out: HeldOutConfig = HeldOutConfig()
-    processes: Count | None = Field(default=None, description="real processes; fewer than GPUs means virtual ranks")
-    reduction: Literal["batched", "exact"] = "batched"
 
 
 class BatchFrom(Strict):
     """One entry of a batch that grows: ``sequences`` a step from ``from_tokens`` on, counted in this stage."""
 
     sequences: Count = Field(description="sequences a step")
-    from_tokens: Annotated[CountOrZero, BeforeValidator(_whole)] = Field(
+    from_tokens: Annotated[CountOrZero, BeforeValidator(whole)] = Field(
         default=0, description="tokens of the stage before it"
     )
 

@@ -8,7 +8,8 @@ from itertools import pairwise
 from tasks.config.as_trained import AsTrained, as_trained
 from tasks.config.cluster import Cluster
 from tasks.config.errors import Problem, unknown
-from tasks.config.experiment import Experiment, LearningRateRule, Recipe, Stage
+from tasks.config.experiment import Experiment, LearningRateRule, Stage
+from tasks.config.recipe import Recipe
 
 REHEARSABLE_PARAMETERS = 100_000_000  # a CPU does not end a stage of anything larger
 

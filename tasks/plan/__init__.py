@@ -20,8 +20,9 @@ from tasks.config import files
 from tasks.config.as_trained import AsTrained, as_trained
 from tasks.config.cluster import Cluster
 from tasks.config.errors import Problem, invalid, unknown
-from tasks.config.experiment import Experiment, FromWeights, LearningRateRule, Recipe
+from tasks.config.experiment import Experiment, FromWeights, LearningRateRule
 from tasks.config.live import Live
+from tasks.config.recipe import Recipe
 from tasks.config.rules import problems as rule_problems
 from tasks.config.rules import stage_clusters
 from tasks.config.trainer import Trainer

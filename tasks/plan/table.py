@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tasks.config.as_trained import AsTrained
-from tasks.config.experiment import Layout
+from tasks.config.recipe import Layout
 
 if TYPE_CHECKING:
     from tasks.plan import Ladder, StagePlan

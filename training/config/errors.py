@@ -1,0 +1,7 @@
+"""What is wrong with an order, for the person who wrote it."""
+
+from __future__ import annotations
+
+
+class ConfigError(ValueError):
+    """``config.json`` does not say what a trainer needs; the message names the key and the value."""

@@ -1,0 +1,145 @@
+"""The loop: a step's gradients, the update, its record; evaluations and checkpoints where they are due."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from training import data, parallel
+from training.checkpoint import Checkpointer, Progress, Resume, weights
+from training.config import METRICS, ConfigError, Span, TrainConfig
+from training.gradients import StepResult
+from training.manifest import Purpose
+from training.metrics import Records, header, step_record
+from training.processes import StopRequest, TrainingError, World
+from training.update import Update, Updater
+
+
+@dataclass(frozen=True)
+class Order:
+    """All that is decided before processes start."""
+
+    stage_dir: Path
+    config: TrainConfig
+    corpus: data.Corpus
+    resume: Resume
+    processes: int
+    stop: StopRequest
+
+
+class Loop:
+    """One process's part of a job; all processes go through it together, the first one writes."""
+
+    def __init__(self, order: Order, world: World) -> None:
+        """Build the model on its processes and put the state in place that the job begins from."""
+        config, corpus = order.config, order.corpus
+        torch.manual_seed(config.seed)
+        self.order, self.config, self.world = order, config, world
+        stream = data.Stream(corpus.train, config.sequence_length, config.seed)
+        self.held_out = data.held_out_samples(corpus, config.held_out.sequences, config.sequence_length)
+        self.engine = parallel.engine(config, stream, world)
+        parameters = self.engine.placed.parameters
+        self.updater = Updater(self.engine.placed, world, config)
+        tensors = weights(parameters) | self.updater.state()
+        self.checkpointer = Checkpointer(order.stage_dir, config, corpus.fingerprint, tensors, world)
+        self.records = Recorder(order, world)
+        self.progress = self.checkpointer.load(order.resume)
+        copies = self.engine.placed.copies
+        world.check_equal({name: p for name, p in parameters.items() if copies[name] == world.processes})
+
+    def run(self) -> None:
+        """Train from where the stage is to its last step, or until somebody asks to save and stop."""
+        if not self.order.resume.own:
+            self.evaluate("start")
+        for span, step in steps(self.config, self.progress):
+            begin, scale = time.perf_counter(), self.updater.loss_scale
+            result = self.engine.gradients(self.progress.cursor, span.batch_sequences, bool(self.order.stop), scale)
+            with result.timed("optimizer"):
+                update = self.updater.update(span.learning_rate * span.schedule.factor(step))
+            wall = time.perf_counter() - begin
+            before, self.progress = self.progress, Progress(step, self.progress.cursor + span.batch_sequences)
+            self.records.step(span, self.progress, result, update, wall)
+            if not update.done:
+                raise TrainingError(
+                    f"step {step}: loss {result.loss}, gradient norm {update.grad_norm}; weights were not updated"
+                )
+            self.after(before, result.stop)
+            if result.stop:
+                return
+
+    def after(self, before: Progress, stop: bool) -> None:
+        """Evaluate and save where that is due after a step."""
+        purpose = due(self.config, self.progress.step)
+        if purpose == "final":
+            self.evaluate("end")
+        elif purpose == "hand_over" or crosses(self.config, before, self.progress):
+            self.evaluate("step")
+        if purpose or stop:
+            self.save(purpose or "periodic", saved=stop)
+
+    def evaluate(self, at: str) -> None:
+        """Record the loss on the fixed held-out set."""
+        progress, sequences = self.progress, len(self.held_out)
+        tokens = progress.cursor * self.config.sequence_length
+        loss = self.engine.held_out_loss(self.held_out)
+        self.records.write("held_out", step=progress.step, tokens=tokens, loss=loss, at=at, sequences=sequences)
+
+    def save(self, purpose: Purpose, saved: bool = False) -> None:
+        """Write a checkpoint and its record."""
+        written = self.checkpointer.save(self.progress, purpose)
+        self.records.write("checkpoint", **written, **({"saved": True} if saved else {}))
+
+
+def steps(config: TrainConfig, progress: Progress) -> Iterator[tuple[Span, int]]:
+    """Yield the steps that remain, each with its span; the first must be the one after ``progress``."""
+    remaining = [(span, n) for span in config.spans for n in range(span.first_step, span.last_step + 1)]
+    todo = [(span, n) for span, n in remaining if n > progress.step]
+    numbers = [n for _, n in todo]
+    if numbers != list(range(progress.step + 1, progress.step + 1 + len(numbers))):
+        raise ConfigError(f"spans: step {progress.step} is done, and what follows it is not every step once: {numbers}")
+    yield from todo
+
+
+def due(config: TrainConfig, step: int) -> Purpose | None:
+    """Return why a checkpoint is written after ``step``, if one is: nobody goes on from a probe."""
+    if config.spans[-1].phase == "probe":
+        return None
+    if step == config.last_step:
+        return "final"
+    if step == config.hand_over_step:
+        return "hand_over"
+    return "periodic" if step % config.checkpointing.every_steps == 0 else None
+
+
+def crosses(config: TrainConfig, before: Progress, after: Progress) -> bool:
+    """Whether a step passes a multiple of ``held_out.every_tokens``."""
+    every, length = config.held_out.every_tokens, config.sequence_length
+    return every is not None and after.cursor * length // every > before.cursor * length // every
+
+
+class Recorder:
+    """Writes records in the first process, nothing in the others."""
+
+    def __init__(self, order: Order, world: World) -> None:
+        """Open the file and write the attempt's header."""
+        self.config = order.config
+        self.records = Records(order.stage_dir / METRICS, self.config.attempt) if world.first else None
+        said = header(order.config, order.corpus, order.processes, order.resume.to_json())
+        self.write("header", **said)
+
+    def write(self, kind: str, **values: object) -> None:
+        """Append one record."""
+        if self.records:
+            self.records.write(kind, values)
+
+    def step(self, span: Span, progress: Progress, result: StepResult, update: Update, wall: float) -> None:
+        """Append the record of a step just done."""
+        config, batch = self.config, span.batch_sequences
+        place = {"step": progress.step, "tokens": progress.cursor * config.sequence_length, "phase": span.phase}
+        said = {"loss": result.loss, "grad_norm": update.grad_norm, "learning_rate": update.learning_rate}
+        times = step_record(config, progress.step, batch, result.seconds | {"wall": wall}, config.attempt)
+        self.write("step", **place, batch=batch, **said, **times)
