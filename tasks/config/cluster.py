@@ -7,54 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr, ValidationError
+from pydantic import Field, StrictBool, StrictStr, ValidationError
 
 from tasks.config import files
 from tasks.config.errors import Problem, absent, from_pydantic, invalid
+from tasks.config.launchers import LauncherConfig, SlurmConfig
+from tasks.config.values import Count, CountOrZero, NotNegative, Part, Positive, Strict, Text, only
 from tasks.stage_dir import home
 
-Count = Annotated[int, Field(strict=True, ge=1)]
-CountOrZero = Annotated[int, Field(strict=True, ge=0)]
-Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-Part = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
-Text = Annotated[StrictStr, Field(min_length=1)]
-
-
-class Strict(BaseModel):
-    """A mapping of the YAML: unknown keys are errors, values never change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-
-def _only(**later: str) -> BeforeValidator:
-    """Refuse values that are planned but do not work yet, and say what works."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, str) and value in later:
-            raise ValueError(f"{value!r} does not work yet; {later[value]}")
-        return value
-
-    return BeforeValidator(check)
-
-
-class LauncherConfig(Strict):
-    """How jobs start. ``local``: processes of this machine, restarted from their newest checkpoint after a death."""
-
-    kind: Annotated[
-        Literal["local"],
-        _only(
-            slurm="only the launcher 'local' works so far",
-            kubernetes="only the launcher 'local' works so far",
-        ),
-    ] = Field(description="write kind: local")
-    restarts: CountOrZero = Field(default=3, description="how often in a row a job may die without a new step between")
-    max_restarts: CountOrZero = Field(default=100, description="how often a job may start again in all")
-    grace_seconds: Positive = Field(default=10.0, description="seconds between SIGTERM and SIGKILL")
-    save_seconds: Positive = Field(
-        default=60.0, description="seconds before SIGTERM in which a trainer that answers SIGUSR1 may save"
-    )
-
+__all__ = ["Count", "CountOrZero", "NotNegative", "Part", "Positive", "Strict", "Text"]
 
 class Link(Strict):
     """One kind of connection as a GPU sees it: Hockney's T = latency + bytes / bandwidth."""
@@ -98,7 +59,7 @@ class Noise(Strict):
 class Store(Strict):
     """Where promoted checkpoints are kept. A relative path is inside ``SCALEUP_HOME`` (``.scaleup``)."""
 
-    kind: Annotated[Literal["folder"], _only(s3="only the store 'folder' works so far")] = "folder"
+    kind: Annotated[Literal["folder"], only(s3="only the store 'folder' works so far")] = "folder"
     path: Text = Field(default="store", description="a folder, relative to SCALEUP_HOME or absolute")
 
     @property
@@ -117,15 +78,19 @@ class Secrets(Strict):
 class Environment(Strict):
     """What a job finds around it: an image or a virtual environment, mounts, set-up lines, variables, secrets."""
 
-    kind: Annotated[
-        Literal["none", "venv"],
-        _only(pyxis="'none' and 'venv' work so far", apptainer="'none' and 'venv' work so far"),
-    ] = "none"
+    kind: Literal["none", "venv", "pyxis", "apptainer"] = Field(
+        default="none", description="pyxis and apptainer: an image, on Slurm"
+    )
     venv: Text | None = Field(default=None, description="folder of the virtual environment, for kind venv")
     image: Annotated[StrictStr, Field(pattern=r"^.+@sha256:[0-9a-f]{64}$")] | None = Field(
         default=None, description="an image by its digest, NAME@sha256:..."
     )
-    mounts: tuple[Text, ...] = ()
+    mounts: tuple[Annotated[StrictStr, Field(pattern=r"^/[^:,]*:/[^:,]*(:ro)?$")], ...] = Field(
+        default=(), description="HERE:INSIDE or HERE:INSIDE:ro, both absolute; the runs' folder is mounted by itself"
+    )
+    modules: tuple[Annotated[StrictStr, Field(pattern=r"^[\w./+-]+$")], ...] = Field(
+        default=(), description="names for `module load`, before the set-up lines; on Slurm"
+    )
     setup: tuple[Text, ...] = Field(default=(), description="shell lines that run before the trainer")
     variables: dict[str, StrictStr] = Field(default_factory=dict)
     secrets: Secrets | None = None
@@ -203,7 +168,9 @@ def _rules(cluster: Cluster) -> list[Problem]:
                 problems.append(Problem(key, "is missing; emulated GPUs need it, step times are modelled from it"))
     if cluster.network:
         problems += _tiers(cluster.network.tiers, cluster.gpus)
-    return problems + _environment(cluster.environment)
+    if isinstance(cluster.launcher, SlurmConfig):
+        problems += _slurm(cluster.launcher, cluster)
+    return problems + _environment(cluster) + _old_name(cluster)
 
 
 def _tiers(tiers: tuple[Tier, ...], gpus: int) -> list[Problem]:
@@ -217,13 +184,49 @@ def _tiers(tiers: tuple[Tier, ...], gpus: int) -> list[Problem]:
     return []
 
 
-def _environment(environment: Environment) -> list[Problem]:
-    problems = []
+def _environment(cluster: Cluster) -> list[Problem]:
+    environment, problems = cluster.environment, []
     if environment.kind == "venv" and environment.venv is None:
         problems.append(Problem("environment.venv", "is missing; kind venv needs its folder"))
+    contained = environment.kind in ("pyxis", "apptainer")
+    if contained and environment.image is None:
+        text = f"is missing; kind {environment.kind} needs an image by its digest, NAME@sha256:..."
+        problems.append(Problem("environment.image", text))
+    if not contained and environment.image is not None:
+        text = f"is for kind pyxis or apptainer, and the kind is {environment.kind}"
+        problems.append(Problem("environment.image", text))
+    if not isinstance(cluster.launcher, SlurmConfig) and (contained or environment.modules):
+        what = f"kind {environment.kind} works" if contained else "modules work"
+        problems.append(Problem("environment", f"{what} with the launcher slurm only, and this one is local"))
     if environment.secrets:
         problems += _secrets(Path(environment.secrets.file).expanduser())
     return problems
+
+
+def _slurm(launcher: SlurmConfig, cluster: Cluster) -> list[Problem]:
+    problems = []
+    if launcher.real_nodes is not None and not cluster.emulated:
+        text = "is for emulated GPUs only; where they are real, every node trains: remove it"
+        problems.append(Problem("launcher.real_nodes", text))
+    return problems
+
+
+_OLD_NAME = "NCCL_ASYNC_ERROR_HANDLING"
+
+
+def _old_name(cluster: Cluster) -> list[Problem]:
+    """Return where a variable is set that older guides recommend and that torch no longer means so."""
+    around, launcher = cluster.environment, cluster.launcher
+    lines = [(f"environment.variables.{name}", name) for name in around.variables]
+    lines += [(f"environment.setup.{index}", line) for index, line in enumerate(around.setup)]
+    if isinstance(launcher, SlurmConfig):
+        lines += [(f"launcher.options.{index}", line) for index, line in enumerate(launcher.options)]
+        lines += [(f"launcher.srun_options.{index}", line) for index, line in enumerate(launcher.srun_options)]
+    text = (
+        f"{_OLD_NAME} is an older name of TORCH_{_OLD_NAME}, whose default by now is better than the 1 that guides "
+        "advise (3: a rank that failed ends without waiting for NCCL to clean up, which may hang); remove it"
+    )
+    return [Problem(where, text) for where, line in lines if _OLD_NAME in line.replace(f"TORCH_{_OLD_NAME}", "")]
 
 
 def _secrets(file: Path) -> list[Problem]:

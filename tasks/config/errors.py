@@ -71,8 +71,13 @@ def from_pydantic(
             continue  # pydantic counts only the elements that are well; what is wrong with the others is said of them
         location = tuple(part for part in detail["loc"] if not str(part).startswith(TAG))
         place = location[:-1] if detail["type"] == "extra_forbidden" else location
-        found.append(Problem(dotted(prefix + place), _sentence(detail, model, location)))
+        found.append(Problem(dotted(prefix + place), _sentence(detail, model, _untagged_end(detail["loc"]))))
     return found
+
+
+def _untagged_end(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """Return a location that ends with a name or an index of the file, whatever union member was tried there."""
+    return _untagged_end(location[:-1]) if location and str(location[-1]).startswith(TAG) else location
 
 
 def dotted(location: Iterable[str | int]) -> str:
@@ -175,12 +180,25 @@ def _meaning(model: type[BaseModel], location: Sequence[str | int]) -> str:
 def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
     """Return the model that stands at a location, found through the annotations of the fields on the way."""
     here: type[BaseModel] | None = model
+    annotation: Any = None
     for part in location:
         if isinstance(part, int):
             continue  # the element of a list: its model was found with the list
+        if part.startswith(TAG):  # a member of the union that the field before it may hold
+            here = _model_in(_tagged(annotation, part)) or here
+            continue
         field = here.model_fields.get(part) if here else None
-        here = _model_in(field.annotation) if field else None
+        annotation = field.annotation if field else None
+        here = _model_in(annotation)
     return here
+
+
+def _tagged(annotation: Any, tag: str) -> Any:
+    """Return the member of a union that bears the tag, or None."""
+    for member in get_args(annotation):
+        if any(getattr(part, "tag", None) == tag for part in get_args(member)[1:]):
+            return member
+    return None
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
