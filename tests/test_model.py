@@ -7,7 +7,7 @@ import torch
 from trained import SHAPE
 
 from training.config import ConfigError, ModelShape
-from training.model import GPT, rotate
+from training.model import GPT, NO_TARGET, loss_sum, rope, rotate
 
 
 @pytest.mark.parametrize("shape", [SHAPE, ModelShape(1, 8, 1, 12, 300), ModelShape(3, 48, 3, 128, 256)])
@@ -41,9 +41,28 @@ def test_one_seed_is_one_model_whatever_torch_drew_before():
     assert not torch.equal(first.embedding.weight, other.embedding.weight)
 
 
+def test_stages_hold_the_very_parameters_of_the_whole_model_and_compute_it_together():
+    shape = ModelShape(layers=3, hidden=16, heads=2, ffn=24, vocabulary=256)
+    whole, parts = GPT(shape, 7), [GPT(shape, 7, range(0, 1)), GPT(shape, 7, range(1, 3))]
+    held = [part.named() for part in parts]
+    assert held[0].keys() | held[1].keys() == whole.named().keys()
+    assert held[0].keys() & held[1].keys() == {"embedding.weight"}
+    for part in held:
+        assert all(torch.equal(parameter, whole.named()[name]) for name, parameter in part.items())
+    tokens = torch.arange(24).view(1, 24)
+    assert torch.equal(parts[1](parts[0](tokens)), whole(tokens))
+
+
+def test_a_sequence_without_targets_weighs_nothing():
+    model, samples = GPT(SHAPE, 0), torch.arange(34).view(2, 17)
+    targets = samples[:, 1:].clone()
+    targets[1] = NO_TARGET
+    loss = loss_sum(model(samples[:, :-1]), targets)
+    assert float(loss.detach()) == pytest.approx(float(model.loss_sum(samples[:1]).detach()), rel=1e-6)
+
+
 def test_rotated_products_depend_on_the_distance_alone():
-    model = GPT(SHAPE, 0)
-    cosine, sine = model._rope(32, model.embedding.weight)
+    cosine, sine = rope(32, 8, torch.device("cpu"))
     query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(3)).unbind()
     at = rotate(query.expand(32, 8), cosine, sine), rotate(key.expand(32, 8), cosine, sine)
     products = at[0] @ at[1].T
@@ -56,7 +75,7 @@ def test_rotated_products_depend_on_the_distance_alone():
 def test_its_gradient_is_the_slope_of_its_loss():
     model = GPT(SHAPE, 1).double()
     samples = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(0))
-    weight = model.blocks[0].gate.weight
+    weight = model.blocks["0"].ffn.gate.weight
     (slope,) = torch.autograd.grad(_loss(model, samples), weight)
     with torch.no_grad():
         weight[3, 5] += 1e-5

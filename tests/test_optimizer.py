@@ -39,7 +39,7 @@ def test_only_matrices_of_the_blocks_decay():
     names = {name for name, p in GPT(SHAPE, 0).named_parameters() if decays(name, p)}
     kinds = {name.split(".", 2)[2] for name in names}
     assert kinds == {"attention.query.weight", "attention.key.weight", "attention.value.weight", "attention.out.weight",
-                     "gate.weight", "up.weight", "down.weight"}  # fmt: skip
+                     "ffn.gate.weight", "ffn.up.weight", "ffn.down.weight"}  # fmt: skip
 
 
 @pytest.mark.parametrize("limit", [0.5, 1e9])

@@ -2,11 +2,16 @@
 
 Sources: Touvron et al. 2023 (LLaMA) for the block, Su et al. 2021 for RoPE, Shazeer 2020 for SwiGLU,
 Radford et al. 2019 (GPT-2) for the initialisation with residual projections scaled by 1 / sqrt(2 layers).
+
+A process may hold a part: some of the blocks, and of a matrix some rows or columns. So modules read widths from the
+tensors that they are given, and parameters are known by their names in the whole model.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +20,7 @@ from torch.nn import functional
 from training.config import ConfigError, ModelShape
 
 ROPE_BASE = 10_000.0
+NO_TARGET = -100  # a target that weighs nothing; sequences that only fill up a micro-batch consist of it
 
 
 class Attention(nn.Module):
@@ -23,20 +29,36 @@ class Attention(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         """Make the four projections, each hidden x hidden."""
         super().__init__()
-        self.heads = shape.heads
+        self.width = shape.hidden // shape.heads
         self.query = nn.Linear(shape.hidden, shape.hidden, bias=False)
         self.key = nn.Linear(shape.hidden, shape.hidden, bias=False)
         self.value = nn.Linear(shape.hidden, shape.hidden, bias=False)
         self.out = nn.Linear(shape.hidden, shape.hidden, bias=False)
 
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Attend; ``cosine`` and ``sine`` are of shape [sequence, hidden / heads]."""
-        batch, length, hidden = x.shape
-        split = (batch, length, self.heads, hidden // self.heads)
-        query, key, value = (p(x).view(split).transpose(1, 2) for p in (self.query, self.key, self.value))
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend with the heads that this process holds; return [batch, sequence, hidden]."""
+        projected = (projection(x) for projection in (self.query, self.key, self.value))
+        query, key, value = (p.unflatten(-1, (-1, self.width)).transpose(1, 2) for p in projected)
+        cosine, sine = rope(query.shape[2], self.width, query.device)
         query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, hidden))
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: a gated product of two projections, and one back to hidden."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        """Make the three matrices, hidden x ffn and back."""
+        super().__init__()
+        self.gate = nn.Linear(shape.hidden, shape.ffn, bias=False)
+        self.up = nn.Linear(shape.hidden, shape.ffn, bias=False)
+        self.down = nn.Linear(shape.ffn, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x of the same shape, [batch, sequence, hidden]."""
+        out: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
         return out
 
 
@@ -44,65 +66,95 @@ class Block(nn.Module):
     """One layer: attention, then SwiGLU, each after a norm and around a residual."""
 
     def __init__(self, shape: ModelShape) -> None:
-        """Make attention, the three SwiGLU matrices and the two norms."""
+        """Make both halves and their norms."""
         super().__init__()
         self.attention_norm = nn.RMSNorm(shape.hidden)
         self.attention = Attention(shape)
         self.ffn_norm = nn.RMSNorm(shape.hidden)
-        self.gate = nn.Linear(shape.hidden, shape.ffn, bias=False)
-        self.up = nn.Linear(shape.hidden, shape.ffn, bias=False)
-        self.down = nn.Linear(shape.ffn, shape.hidden, bias=False)
+        self.ffn = FeedForward(shape)
 
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return x of the same shape, [batch, sequence, hidden]."""
-        x = x + self.attention(self.attention_norm(x), cosine, sine)
-        normed = self.ffn_norm(x)
-        out: Tensor = x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
+        x = x + self.attention(self.attention_norm(x))
+        out: Tensor = x + self.ffn(self.ffn_norm(x))
         return out
 
 
 class GPT(nn.Module):
-    """The whole model. Its initial weights depend on ``seed`` alone, not on any generator's state."""
+    """The whole model, or the ``blocks`` of it that one stage of a pipeline holds.
 
-    def __init__(self, shape: ModelShape, seed: int) -> None:
-        """Build and initialise; raise ConfigError for a shape that no such model can have."""
+    The embedding stands before block 0, the last norm and the head after the last block.
+    """
+
+    def __init__(self, shape: ModelShape, seed: int, blocks: range | None = None) -> None:
+        """Build and initialise (on the meta device only build); raise ConfigError for an impossible shape."""
         super().__init__()
         if shape.hidden % (2 * shape.heads):
             raise ConfigError(f"model: hidden {shape.hidden} does not divide into {shape.heads} heads of even width")
+        held = range(shape.layers) if blocks is None else blocks
         self.shape = shape
-        self.embedding = nn.Embedding(shape.vocabulary, shape.hidden)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = nn.RMSNorm(shape.hidden)
-        self._tables: tuple[Tensor, Tensor] | None = None
-        generator = torch.Generator().manual_seed(seed)
-        residual = 0.02 / math.sqrt(2 * shape.layers)
+        self.embedding = nn.Embedding(shape.vocabulary, shape.hidden) if held.start == 0 else None
+        self.blocks = nn.ModuleDict({str(number): Block(shape) for number in held})
+        self.norm = nn.RMSNorm(shape.hidden) if held.stop == shape.layers else None
+        self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False) if held.stop == shape.layers else None
+        self.tie()
         with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if parameter.dim() > 1:
-                    is_residual = name.endswith(("attention.out.weight", "down.weight"))
-                    parameter.normal_(0.0, residual if is_residual else 0.02, generator=generator)
+            for name, parameter in self.named().items():
+                if not parameter.is_meta:
+                    parameter.copy_(initial(name, parameter.shape, shape, seed))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits [batch, sequence, vocabulary] for tokens [batch, sequence]."""
-        x: Tensor = self.embedding(tokens)
-        cosine, sine = self._rope(tokens.shape[1], x)
-        for block in self.blocks:
-            x = block(x, cosine, sine)
-        return functional.linear(self.norm(x), self.embedding.weight)
+    def tie(self) -> None:
+        """Make the head's weight the embedding's, where both are here; moving parameters may have parted them."""
+        if self.embedding is not None and self.head is not None:
+            self.head.weight = self.embedding.weight
+
+    def named(self) -> dict[str, nn.Parameter]:
+        """Return the parameters held here by their names in the whole model, where the head has none of its own."""
+        return {name.replace("head.", "embedding."): parameter for name, parameter in self.named_parameters()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [batch, sequence, vocabulary] for tokens [batch, sequence].
+
+        A stage that is not the first takes, and one that is not the last returns, [batch, sequence, hidden].
+        """
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for block in self.blocks.values():
+            x = block(x)
+        if self.norm is not None and self.head is not None:
+            x = self.head(self.norm(x))
+        return x
 
     def loss_sum(self, samples: Tensor) -> Tensor:
         """Return the cross-entropy in nats, summed over tokens; ``samples`` is [batch, sequence + 1]."""
-        logits = self(samples[:, :-1]).float()
-        return functional.cross_entropy(logits.flatten(0, 1), samples[:, 1:].flatten(), reduction="sum")
+        return loss_sum(self(samples[:, :-1]), samples[:, 1:])
 
-    def _rope(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rotation tables for a length, made once."""
-        if self._tables is None or len(self._tables[0]) != length or self._tables[0].device != like.device:
-            width = self.shape.hidden // self.shape.heads
-            frequency = ROPE_BASE ** (-torch.arange(0, width, 2, device=like.device, dtype=torch.float32) / width)
-            angle = torch.outer(torch.arange(length, device=like.device, dtype=torch.float32), frequency).repeat(1, 2)
-            self._tables = angle.cos(), angle.sin()
-        return self._tables
+
+def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy in nats of logits [batch, sequence, vocabulary], summed over all but NO_TARGET."""
+    flat = logits.float().flatten(0, 1)
+    return functional.cross_entropy(flat, targets.flatten(), ignore_index=NO_TARGET, reduction="sum")
+
+
+def initial(name: str, size: torch.Size, shape: ModelShape, seed: int) -> Tensor:
+    """Return a parameter's first values, float32 on the CPU: a function of its name and the seed alone.
+
+    So a process that holds a few blocks draws only theirs, and every layout begins with the same model.
+    """
+    if len(size) == 1:
+        return torch.ones(size)
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7]))
+    is_residual = name.endswith(("attention.out.weight", "ffn.down.weight"))
+    deviation = 0.02 / math.sqrt(2 * shape.layers) if is_residual else 0.02
+    return torch.empty(size, dtype=torch.float32).normal_(0.0, deviation, generator=generator)
+
+
+@lru_cache(maxsize=16)
+def rope(length: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines of RoPE, each float32 [length, width]."""
+    frequency = ROPE_BASE ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+    angle = torch.outer(torch.arange(length, device=device, dtype=torch.float32), frequency).repeat(1, 2)
+    return angle.cos(), angle.sin()
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
