@@ -41,6 +41,12 @@ class Job:
     before: tuple[tuple[str, ...], ...] = ()  # commands that run first, in turn; one that fails stops nothing
     before_hours: float = 1.0  # of each of them at most
     sigusr1: bool = False  # the command's own process saves and exits 0 when it gets SIGUSR1
+    before_nodes: tuple[int, ...] = ()  # on how many nodes each of ``before`` runs; empty: on all
+    code: str | None = None  # folder of the project's code that the job runs; None: as it lies here
+    image: str | None = None  # container image by digest, in which the commands run
+    container: str | None = None  # what runs it: pyxis | apptainer
+    mounts: tuple[str, ...] = ()  # HERE:INSIDE[:ro] of the container
+    modules: tuple[str, ...] = ()  # loaded before anything else
 
     @property
     def log(self) -> Path:
@@ -55,7 +61,7 @@ class Job:
     def from_json(cls, value: Mapping[str, Any]) -> Job:
         """Read what :meth:`to_json` wrote; keys of other writers are passed over."""
         known = {f.name: value[f.name] for f in dataclasses.fields(cls) if f.name in value}
-        for name in ("command", "setup", "secrets"):
+        for name in ("command", "setup", "secrets", "before_nodes", "mounts", "modules"):
             known[name] = tuple(known.get(name, ()))
         known["before"] = tuple(tuple(command) for command in known.get("before", ()))
         return cls(**known)
@@ -71,6 +77,9 @@ class JobState:
     restarts: int = 0  # how often it was started again after a death by signal
     started: float | None = None  # seconds since the epoch
     log: str = ""
+    queued_since: float | None = None  # seconds since the epoch; None: since it was submitted
+    ran_seconds: float | None = None  # over all its starts, without its time in queues; None: since it started
+    expects: str = ""  # of a waiting job: why it waits, and when its cluster expects to start it
 
     @property
     def over(self) -> bool:

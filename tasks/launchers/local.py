@@ -14,22 +14,13 @@ from typing import Any, Literal
 
 from tasks.errors import LaunchFailed
 from tasks.launchers import Job, JobState, State
-from tasks.launchers.local_supervisor import CANCEL, EXIT, ORDER, SUPERVISOR, read, write_whole
+from tasks.launchers.exit_record import CANCEL, EXIT, ended, read, write_whole
+from tasks.launchers.local_supervisor import ORDER, SUPERVISOR
 from tasks.launchers.processes import alive, end, end_job
 from tasks.launchers.secret_file import SecretsUnusable, read_secrets
 from tasks.launchers.surroundings import prepared, variables
 
 _ROOT = Path(__file__).resolve().parents[2]
-
-_REASONS = {
-    "finished": "finished",
-    "program": "the program ended with exit code {code}",
-    "cannot_start": "the command could not be started: {detail}",
-    "hours": "its hours were up",
-    "cancelled": "cancelled",
-    "no_progress": "it died by {signal} after {fruitless} restarts in a row without a new step or checkpoint",
-    "max_restarts": "it died by {signal} and had been started again {restarts} times already",
-}
 
 
 @dataclass(frozen=True)
@@ -59,7 +50,7 @@ class LocalLauncher:
     def poll(self, job: Job) -> JobState:
         """Read how the job is from its folder and the process table."""
         folder = Path(job.folder)
-        found = self._over(job)
+        found = ended(job)
         if found is not None:
             return found
         supervisor = read(folder / SUPERVISOR)
@@ -73,7 +64,7 @@ class LocalLauncher:
             return JobState("running", "running", None, restarts, started, str(job.log))
         # It may have ended between our two looks; only then is its last word there.
         lost = JobState("lost", "its supervisor ended without a word", None, restarts, started, str(job.log))
-        return self._over(job) or lost
+        return ended(job) or lost
 
     def cancel(self, job: Job, because: str, *, save: bool = False) -> None:
         """End the supervisor and everything the job started; afterwards ``poll`` says how it ended."""
@@ -92,15 +83,6 @@ class LocalLauncher:
             if not (folder / EXIT).exists():
                 record = {"reason": "cancelled", "code": None, "signal": None, "detail": because, "restarts": 0}
                 write_whole(folder / EXIT, {**record, "started": None, "time": time.time()})
-
-    def _over(self, job: Job) -> JobState | None:
-        record = read(Path(job.folder) / EXIT)
-        if record is None:
-            return None
-        states: dict[str, State] = {"finished": "succeeded", "cancelled": "cancelled"}
-        reason = _REASONS[record["reason"]].format(**record)
-        state = states.get(record["reason"], "failed")
-        return JobState(state, reason, record["code"], record["restarts"], record["started"], str(job.log))
 
     def _order(self, job: Job) -> dict[str, Any]:
         """Return all that the supervisor needs; of secrets only names and file."""

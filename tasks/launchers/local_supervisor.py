@@ -21,31 +21,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.launchers.exit_record import CANCEL, EXIT, read, write_whole
 from tasks.launchers.processes import MARK, end_job, identity
 from tasks.launchers.secret_file import SecretsUnusable, read_secrets
 
-ORDER, SUPERVISOR, EXIT, CANCEL = "order.json", "supervisor.json", "exit.json", "cancel.json"
+ORDER, SUPERVISOR = "order.json", "supervisor.json"
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
-
-
-def write_whole(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON so that a reader sees all of it or nothing."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-
-
-def read(path: Path) -> dict[str, Any] | None:
-    """Return the object in ``path``, or None where there is no such file."""
-    try:
-        value: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    return value
 
 
 class Supervisor:
