@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from training.config import (
+    CHECKPOINTS,
+    CONFIG,
     Checkpointing,
     Emulation,
     HeldOut,
@@ -132,9 +134,22 @@ def tensors(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def die_at(moment: str) -> None:
+def await_saved(stage_dir: Path, step: int) -> None:
+    """Return when the newest checkpoint due by ``step`` is whole."""
+    from training import manifest
+
+    every = json.loads((stage_dir / CONFIG).read_text())["checkpointing"]["every_steps"]
+    due = stage_dir / CHECKPOINTS / manifest.folder_name(step // every * every)
+    end = time.monotonic() + 30
+    while step >= every and not due.exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{due} did not appear")
+        time.sleep(0.002)
+
+
+def die_at(moment: str, stage_dir: Path) -> None:
     """Arrange for a death: ``kind:step``, ``kind`` one of those below."""
-    from training import checkpoint, loop, manifest
+    from training import loop, manifest, saving
 
     kind, step = moment.split(":")
     main = os.getpid()
@@ -148,6 +163,7 @@ def die_at(moment: str) -> None:
         record_step(self, span, progress, *args, **values)
         if progress.step != int(step):
             return
+        await_saved(stage_dir, progress.step - 1)  # they are written in the background, and steps are short here
         if kind == "worker" and self.records is None:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.records is None:
@@ -172,8 +188,8 @@ def die_at(moment: str) -> None:
         return final
 
     loop.Recorder.step = after_step  # type: ignore[method-assign]
-    checkpoint.manifest.write = before_manifest  # type: ignore[assignment]
-    checkpoint.manifest.publish = after_publish
+    saving.manifest.write = before_manifest  # type: ignore[assignment]
+    saving.manifest.publish = after_publish
 
 
 def _serve(pairs: list[tuple[str, str]]) -> None:
@@ -186,7 +202,7 @@ def _serve(pairs: list[tuple[str, str]]) -> None:
         if child == 0:
             os.setsid()
             if moment:
-                die_at(moment)
+                die_at(moment, Path(folder))
             try:
                 code = train.main([folder])
             except SystemExit as error:

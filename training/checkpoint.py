@@ -8,8 +8,6 @@ unpickled, so only folders whose manifest verifies are opened; sums show damage,
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,11 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from training import manifest
 from training.config import CHECKPOINTS, ConfigError, Start, TrainConfig
-from training.manifest import Manifest, Purpose
+from training.manifest import Manifest
 from training.processes import World
 
 
@@ -105,53 +102,18 @@ def _mismatches(found: Manifest, config: TrainConfig, fingerprint: str, weights_
 
 
 @dataclass(frozen=True)
-class Checkpointer:
-    """Saves and loads one job's state."""
+class State:
+    """One job's state, gathered for saving and put in place."""
 
-    stage_dir: Path
-    config: TrainConfig
-    fingerprint: str
     tensors: Mapping[str, Tensor]  # all that a step depends on, but for step, cursor and generator state
     world: World
-
-    def save(self, progress: Progress, purpose: Purpose) -> dict[str, Any]:
-        """Write a checkpoint together with all processes; return its record. Older periodic ones beyond keep go."""
-        begin = time.perf_counter()
-        folder = self.stage_dir / CHECKPOINTS / manifest.folder_name(progress.step)
-        writing = folder.with_name(f".{folder.name}.writing")
-        if self.world.first:
-            shutil.rmtree(writing, ignore_errors=True)
-        self.world.wait()
-        with _alone_is_fine():
-            save(self._state(progress), checkpoint_id=writing, no_dist=self.world.processes == 1)
-        if not self.world.first:
-            return {}
-        written = manifest.write(
-            writing,
-            step=progress.step,
-            tokens=progress.cursor * self.config.sequence_length,
-            purpose=purpose,
-            world=self.config.gpus,
-            config_digest=manifest.digest_of(self.config.to_json()),
-            extra=identity(self.config, self.fingerprint) | {"cursor": progress.cursor},
-        )
-        manifest.publish(writing, folder)
-        manifest.prune(folder.parent, self.config.checkpointing.keep)
-        return {
-            "step": progress.step,
-            "tokens": written.tokens,
-            "path": f"{CHECKPOINTS}/{folder.name}",
-            "purpose": purpose,
-            "seconds": time.perf_counter() - begin,
-            "bytes": written.bytes,
-        }
 
     def load(self, resume: Resume) -> Progress:
         """Put a checkpoint's tensors in place and return how far it had come; without one, the very beginning."""
         if resume.checkpoint is None:
             return Progress()
         progress = Progress()
-        state = self._state(progress)
+        state = self.gather(progress)
         if resume.weights_only:
             state = {name: tensor for name, tensor in state.items() if name.startswith("model.")}
         with _alone_is_fine():
@@ -161,7 +123,7 @@ class Checkpointer:
         torch.set_rng_state(state["rng"])
         return Progress(int(state["step"]), int(state["cursor"]))
 
-    def _state(self, progress: Progress) -> dict[str, Tensor]:
+    def gather(self, progress: Progress) -> dict[str, Tensor]:
         """Return every tensor of a checkpoint by its name there; loading writes into these very tensors."""
         place = {"step": torch.tensor(progress.step), "cursor": torch.tensor(progress.cursor)}
         return {**self.tensors, **place, "rng": torch.get_rng_state()}

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from training import data, manifest
-from training.checkpoint import Checkpointer, Resume, weights
+from training.checkpoint import Resume, State, weights
 from training.config import ConfigError, read_config
 from training.emulate import held_out_loss
 from training.model import GPT
@@ -26,9 +26,7 @@ def evaluate(checkpoint: Path, config_path: Path) -> dict[str, object]:
     corpus = data.load(config.data)
     world = World()
     model = GPT(config.model, config.seed)
-    tensors = weights(dict(model.named_parameters()))
-    loader = Checkpointer(config_path.parent, config, corpus.fingerprint, tensors, world)
-    loader.load(Resume(found, weights_only=True))
+    State(weights(dict(model.named_parameters())), world).load(Resume(found, weights_only=True))
     samples = data.held_out_samples(corpus, config.held_out.sequences, config.sequence_length)
     return {
         "loss": held_out_loss(model, samples, world, config.precision),

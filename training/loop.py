@@ -10,12 +10,14 @@ from pathlib import Path
 import torch
 
 from training import data, parallel
-from training.checkpoint import Checkpointer, Progress, Resume, weights
+from training.checkpoint import Progress, Resume, State, weights
 from training.config import METRICS, ConfigError, Span, TrainConfig
 from training.gradients import StepResult
 from training.manifest import Purpose
 from training.metrics import Records, header, step_record
+from training.pace import Pace
 from training.processes import StopRequest, TrainingError, World
+from training.saving import Saver, Written
 from training.update import Update, Updater
 
 
@@ -44,10 +46,11 @@ class Loop:
         self.engine = parallel.engine(config, stream, world)
         parameters = self.engine.placed.parameters
         self.updater = Updater(self.engine.placed, world, config)
-        tensors = weights(parameters) | self.updater.state()
-        self.checkpointer = Checkpointer(order.stage_dir, config, corpus.fingerprint, tensors, world)
+        self.state = State(weights(parameters) | self.updater.state(), world)
         self.records = Recorder(order, world)
-        self.progress = self.checkpointer.load(order.resume)
+        self.saver = Saver(Written(order.stage_dir, config, corpus.fingerprint), world, self.records.write)
+        self.pace = Pace(config.checkpointing.every_minutes, world)
+        self.progress = self.state.load(order.resume)
         copies = self.engine.placed.copies
         world.check_equal({name: p for name, p in parameters.items() if copies[name] == world.processes})
 
@@ -58,18 +61,20 @@ class Loop:
         for span, step in steps(self.config, self.progress):
             begin, scale = time.perf_counter(), self.updater.loss_scale
             result = self.engine.gradients(self.progress.cursor, span.batch_sequences, bool(self.order.stop), scale)
+            self.saver.staged()
             with result.timed("optimizer"):
                 update = self.updater.update(span.learning_rate * span.schedule.factor(step))
             wall = time.perf_counter() - begin
             before, self.progress = self.progress, Progress(step, self.progress.cursor + span.batch_sequences)
-            self.records.step(span, self.progress, result, update, wall)
+            self.records.step(span, self.progress, result, update, wall, self.saver.age_seconds)
             if not update.done:
                 raise TrainingError(
                     f"step {step}: loss {result.loss}, gradient norm {update.grad_norm}; weights were not updated"
                 )
             self.after(before, result.stop)
             if result.stop:
-                return
+                break
+        self.saver.finish()
 
     def after(self, before: Progress, stop: bool) -> None:
         """Evaluate and save where that is due after a step."""
@@ -78,7 +83,8 @@ class Loop:
             self.evaluate("end")
         elif purpose == "hand_over" or crosses(self.config, before, self.progress):
             self.evaluate("step")
-        if purpose or stop:
+        by_time = self.pace.due(self.progress.step)
+        if purpose or by_time or stop:
             self.save(purpose or "periodic", saved=stop)
 
     def evaluate(self, at: str) -> None:
@@ -88,10 +94,11 @@ class Loop:
         loss = self.engine.held_out_loss(self.held_out)
         self.records.write("held_out", step=progress.step, tokens=tokens, loss=loss, at=at, sequences=sequences)
 
-    def save(self, purpose: Purpose, saved: bool = False) -> None:
-        """Write a checkpoint and its record."""
-        written = self.checkpointer.save(self.progress, purpose)
-        self.records.write("checkpoint", **written, **({"saved": True} if saved else {}))
+    def save(self, purpose: Purpose, saved: bool) -> None:
+        """Begin a checkpoint; its record is written when it is whole. ``saved`` says that somebody asked for it."""
+        said = {"saved": True} if saved else {}
+        must = saved or purpose != "periodic"
+        self.saver.begin(self.state.gather(self.progress), self.progress, purpose, must=must, **said)
 
 
 def steps(config: TrainConfig, progress: Progress) -> Iterator[tuple[Span, int]]:
@@ -136,10 +143,13 @@ class Recorder:
         if self.records:
             self.records.write(kind, values)
 
-    def step(self, span: Span, progress: Progress, result: StepResult, update: Update, wall: float) -> None:
-        """Append the record of a step just done."""
+    def step(
+        self, span: Span, progress: Progress, result: StepResult, update: Update, wall: float, age: float | None
+    ) -> None:
+        """Append the record of a step just done; ``age`` is that of the newest checkpoint."""
         config, batch = self.config, span.batch_sequences
         place = {"step": progress.step, "tokens": progress.cursor * config.sequence_length, "phase": span.phase}
         said = {"loss": result.loss, "grad_norm": update.grad_norm, "learning_rate": update.learning_rate}
         times = step_record(config, progress.step, batch, result.seconds | {"wall": wall}, config.attempt)
-        self.write("step", **place, batch=batch, **said, **times)
+        aged = {} if age is None else {"checkpoint_age_seconds": age}
+        self.write("step", **place, batch=batch, **said, **times, **aged)

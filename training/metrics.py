@@ -52,7 +52,8 @@ def natures(emulated: bool) -> dict[str, Nature]:
     """Return of each field whether it is real, measured or modelled."""
     times: Nature = "modelled" if emulated else "measured"
     fields: dict[str, Nature] = dict.fromkeys(_REAL, "real")
-    return fields | dict.fromkeys(_TIMES, times) | {"wall_seconds": "measured", "time": "measured"}
+    measured: dict[str, Nature] = dict.fromkeys(("wall_seconds", "time", "checkpoint_age_seconds"), "measured")
+    return fields | dict.fromkeys(_TIMES, times) | measured
 
 
 def header(config: TrainConfig, corpus: Corpus, processes: int, resumed: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class CheckpointingConfig(Strict):
     """When checkpoints are written beside hand-over and end, and how many are kept."""
 
     every_steps: Count = 1000
+    every_minutes: Positive | None = Field(default=None, description="by the clock as well; 15 is usual")
     keep: Count = 3
 
 

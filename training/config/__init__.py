@@ -9,7 +9,8 @@ A line of ``metrics.jsonl`` has a ``kind``; a line without one is a step:
                   *real*, *measured* or *modelled* (``fields``)
 * ``step``        one optimizer step; :data:`REQUIRED` must be there, the rest is optional
 * ``held_out``    loss on the fixed held-out set; ``at`` is ``start | step | end``
-* ``checkpoint``  a checkpoint became whole: ``step``, ``path``, ``purpose``, ``seconds``, ``bytes``
+* ``checkpoint``  a checkpoint became whole: ``step``, ``path``, ``purpose``, ``seconds``, ``bytes``, and
+                  ``stall_seconds``, for which training waited; it may come after records of later steps
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from training.config.compression import Compression
 from training.config.emulation import Emulation, Link
 from training.config.errors import ConfigError
 from training.config.keeping import Checkpointing, HeldOut
@@ -31,8 +33,8 @@ from training.config.reading import build
 from training.config.steps import PhaseName, Schedule, Span, Start
 
 __all__ = [
-    "Checkpointing", "ConfigError", "Emulation", "HeldOut", "Layout", "Link", "ModelShape", "Nature", "Optimizer",
-    "PhaseName", "Schedule", "Span", "Start", "TrainConfig", "read_config",
+    "Checkpointing", "Compression", "ConfigError", "Emulation", "HeldOut", "Layout", "Link", "ModelShape", "Nature",
+    "Optimizer", "PhaseName", "Schedule", "Span", "Start", "TrainConfig", "read_config",
 ]  # fmt: skip
 
 CONFIG = "config.json"
@@ -58,6 +60,7 @@ OPTIONAL = (
     "optimizer_seconds",
     "wall_seconds",  # this machine's own seconds for the step, always measured
     "tokens_per_gpu_second",
+    "checkpoint_age_seconds",  # since the state of the newest whole checkpoint of this attempt; measured
     "memory_gib",  # peak of one GPU (modelled) or of one process (measured)
 )
 
@@ -79,6 +82,7 @@ class TrainConfig:
     hand_over_step: int | None = None  # write a checkpoint of purpose hand_over after this step
     data: str = "stdlib"
     layout: Layout = Layout()
+    compression: Compression | None = None  # of gradients between copies of the model; None: float32 as they are
     precision: Literal["float32", "bf16", "fp16"] = "float32"
     optimizer: Optimizer = Optimizer()
     checkpointing: Checkpointing = Checkpointing()

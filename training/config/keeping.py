@@ -10,6 +10,7 @@ class Checkpointing:
     """When checkpoints are written beside those at the hand-over and at the end, and how many are kept."""
 
     every_steps: int = 1000
+    every_minutes: float | None = None  # as well; 15 is the usual practice for runs of days
     keep: int = 3
 
 
