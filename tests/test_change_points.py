@@ -61,6 +61,12 @@ def test_the_t_test_is_students_where_nights_are_independent():
     assert p_of_equal_levels(left, right, correlated=False) == pytest.approx(ttest_ind(left, right).pvalue)
 
 
+def test_one_night_may_be_a_level_where_it_is_asked():
+    y = [9.0, 9.1, 8.9, 9.0, 9.1, 9.0, 4.5, 9.1, 9.0, 9.0, 8.9, 9.1, 9.0, 9.1]
+    assert [point.index for point in level_changes(y, ChangeRule(least_segment=1))] == [6, 7]
+    assert [point.index for point in level_changes([1.0] * 6 + [2.0] * 6, ChangeRule(least_segment=1))] == [6]
+
+
 def test_noise_that_lasts_for_nights_counts_for_less():
     walk = 1 + noise(60, 0.01, 0.7, 2)
     plain = p_of_equal_levels(walk[:30], walk[30:] + 0.01, correlated=False)

@@ -76,6 +76,8 @@ def p_of_equal_levels(left: Array, right: Array, *, correlated: bool) -> float:
     """
     from scipy.special import stdtr
 
+    if left.size + right.size <= 2:
+        return 1.0
     apart = float(right.mean() - left.mean())
     rests = left - left.mean(), right - right.mean()
     squares = sum(float((rest**2).sum()) for rest in rests)
@@ -104,18 +106,19 @@ def _divide(y: Array, start: int, stop: int, rule: ChangeRule) -> list[int]:
     """
     if stop - start < 2 * rule.least_segment:
         return []
-    left, right = _best_split(y[start:stop], rule.least_segment)
+    left, right, _ = best_split(y[start:stop], rule.least_segment)
     at = start + left
     if p_of_equal_levels(y[start:at], y[at : start + right], correlated=False) > min(0.5, CANDIDATE * rule.p_value):
         return []
     return [*_divide(y, start, at, rule), at, *_divide(y, at, stop, rule)]
 
 
-def _best_split(y: Array, least: int) -> tuple[int, int]:
-    """First and end index of the right part where its energy distance to all that is left of it is greatest.
+def best_split(y: Array, least: int) -> tuple[int, int, float]:
+    """First and end index of the right part where its energy distance to all that is left of it is greatest, and that.
 
     q(tau, kappa) = mn/(m+n) [2/(mn) sum |x - x'| across - 1/C(m,2) sum within left - 1/C(n,2) sum within right], left
     y[:tau], right y[tau:kappa], over all tau and kappa, so that a level may return after it (Matteson & James 2014).
+    Both have ``least`` values or more.
     """
     size = y.size
     total = np.zeros((size + 1, size + 1))
@@ -126,15 +129,11 @@ def _best_split(y: Array, least: int) -> tuple[int, int]:
     inside_left, across = within[:, None] / 2, total - within[:, None]
     inside_right = (within[None, :] - 2 * total + within[:, None]) / 2
     allowed = (m >= least) & (n >= least)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        q = (
-            m
-            * n
-            / (m + n)
-            * (2 * across / (m * n) - 2 * inside_left / (m * (m - 1)) - 2 * inside_right / (n * (n - 1)))
-        )
-    left, end = np.unravel_index(np.argmax(np.where(allowed, q, -np.inf)), q.shape)
-    return int(left), int(end)
+    m, n = np.where(allowed, m, 1), np.where(allowed, n, 1)
+    left, right = (2 * inside / np.maximum(k * (k - 1), 1) for inside, k in ((inside_left, m), (inside_right, n)))
+    q = np.where(allowed, m * n / (m + n) * (2 * across / (m * n) - left - right), -np.inf)
+    at, end = np.unravel_index(np.argmax(q), q.shape)
+    return int(at), int(end), float(q[at, end])
 
 
 def _believed(y: Array, breaks: list[int], rule: ChangeRule) -> list[ChangePoint]:

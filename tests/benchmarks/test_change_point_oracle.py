@@ -1,7 +1,8 @@
 """Change points against Apache Otava: the same breaks under the same settings, and why ours are not its defaults.
 
 Otava pins numpy and brings clients of BigQuery and Slack, so it lives in an environment of its own, made on first use
-in the user's cache folder; where it cannot be installed the comparison says so and is skipped.
+in the user's cache folder; where it cannot be installed the comparison says so and is skipped. Where the two differ on
+Otava's own test series, `otava_choices.py` says by which of its choices.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from otava_choices import OURS, Choices, breaks
+from otava_tests import OwnTest, own_tests
 from rates import table, with_interval
 from scipy.signal import lfilter
 
@@ -47,6 +50,19 @@ def otava() -> Path:
     return python
 
 
+@pytest.fixture(scope="module")
+def its_tests(otava: Path) -> list[OwnTest]:
+    """Otava's tests, which only its source distribution has."""
+    there = otava.parents[1]
+    name = OTAVA.replace("==", "-").replace("apache-", "apache_") + ".tar.gz"
+    if not (there / name).exists():
+        fetch = ["download", "-q", "--no-deps", "--no-binary", ":all:", "--dest", there, OTAVA]
+        done = subprocess.run([otava, "-m", "pip", *fetch], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"the source of {OTAVA} cannot be fetched here: {done.stderr.strip().splitlines()[-1]}")
+    return own_tests(there / name)
+
+
 def by_otava(python: Path, series: Sequence[Sequence[float]], **settings: float) -> list[list[int]]:
     asked = json.dumps({"series": [list(map(float, y)) for y in series], **settings})
     return json.loads(subprocess.run([python, ORACLE], input=asked, capture_output=True, text=True, check=True).stdout)
@@ -73,6 +89,37 @@ def test_the_same_breaks(otava: Path, series: list[float], breaks: list[int], p_
 
 
 @pytest.mark.timeout(600)
+def test_its_own_test_series(otava: Path, its_tests: list[OwnTest]):
+    """With its choices on our energy statistic all breaks are Otava's; each choice taken back, some are not."""
+    assert len(its_tests) >= 11
+    asked = [
+        (
+            np.array(one.series, dtype=float),
+            ChangeRule(one.p_value, one.least_change, window=one.window, correlated=False),
+        )
+        for one in its_tests
+    ]
+    expected = [one.breaks for one in its_tests]
+    rows = []
+    for one, (y, rule) in zip(its_tests, asked, strict=True):
+        settings = {"p_value": rule.p_value, "least_change": rule.least_change, "window": rule.window}
+        assert by_otava(otava, [y], **settings) == [one.breaks]
+        ours = [point.index for point in level_changes(y, rule)]
+        assert ours == breaks(y, rule, OURS)
+        rows.append([one.name, rule.p_value, shown(one.breaks), shown(breaks(y, rule, Choices())), shown(ours)])
+    print("\n")
+    print(table(["Otava's test", "p", "Otava", "ours, with its choices", "ours, without AR(1)"], rows))
+    for name, choices in Choices().without():
+        same = sum(breaks(y, rule, choices) == there for (y, rule), there in zip(asked, expected, strict=True))
+        print(f"its choices without {name}: the same breaks in {same} of {len(asked)}")
+    assert all(breaks(y, rule, Choices()) == there for (y, rule), there in zip(asked, expected, strict=True))
+
+
+def shown(found: list[int]) -> str:
+    return " ".join(map(str, found)) if len(found) <= 15 else f"{len(found)}: {' '.join(map(str, found[:11]))} ..."
+
+
+@pytest.mark.timeout(600)
 def test_the_same_breaks_in_series_made_by_chance(otava: Path):
     """One to three steps of 5 to 20% each in a hundred nights of white scatter of 1%, all of them seen by both."""
     rng = np.random.default_rng(31)
@@ -87,6 +134,8 @@ def test_the_same_breaks_in_series_made_by_chance(otava: Path):
     settings = {"p_value": 1e-3, "least_change": 0.02, "window": 50}
     theirs, ours = by_otava(otava, series, **settings), by_us(series, ChangeRule(correlated=False, **settings))
     same = sum(a == b for a, b in zip(theirs, ours, strict=True))
+    rule = ChangeRule(correlated=False, **settings)
+    assert [breaks(y, rule, Choices()) for y in series] == theirs
     print(f"\n\nidentical breaks: {same} of 100; exactly the true ones:", end=" ")
     print(f"Otava {sum_of(theirs, true)}, ours {sum_of(ours, true)} of 100")
     assert same >= 90

@@ -1,9 +1,16 @@
-"""How often the throughput decision passes, fails and asks for more, by true throughput and number of launches."""
+"""How often the throughput decision passes, fails and asks for more, by true throughput and number of launches.
+
+GATES 7.1 has a table of it, and says little of the procedure behind it. `as_published` is one that gives its 45 rates:
+one-sided bounds of 95%, and with two or three launches the launch sd that these show, taken for known. That is why the
+table errs in 8% of the cases at the bar where one launch, with the prior, errs in 3%. Ours goes by the prior, or what
+calibration measured, and by two-sided intervals: at the bar it errs in 3%, however many launches there are.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -17,7 +24,7 @@ from tasks import statistics
 from tasks.gates import REGISTRY, EarlierStage, judge
 
 BAR, STEPS, LAUNCH_SD, PHI = 0.95, 60, 0.005, 0.5
-STEP_SD = 0.015  # not named with the published table; this gives its rows
+STEP_SD = 0.014  # not named with the published table; of .010 to .015 the one that gives its rates best
 SERIES = 2_000  # a cell: a rate's standard error is at most .011
 KNOWN = statistics.Mean(1.0, 0.0, math.inf, 1.0, 1.0, 0, 0)  # a bar that is exact, as the table has it
 ANSWERS = ("pass", "fail", "more")
@@ -44,22 +51,54 @@ def decision(launches: Sequence[np.ndarray]) -> str:
     return statistics.decide(share.low, share.high, BAR)
 
 
+def as_published(launches: Sequence[np.ndarray], *, known: bool = False) -> str:
+    """Decide as the table of GATES 7.1 does: all batch means as one sample, and the launch sd of these launches on top.
+
+    One launch shows no spread, so the prior stands in; ``known`` has it stand in for two and three launches as well.
+    """
+    batches = (1 / np.array(launches)).reshape(len(launches), -1, 10).mean(axis=2)
+    of_launches = LAUNCH_SD if known or len(launches) == 1 else batches.mean(axis=1).std(ddof=1)
+    se = math.sqrt(batches.var(ddof=1) / batches.size + of_launches**2 / len(launches))
+    half = statistics.t_quantile(0.95, batches.size - 1) * se
+    return statistics.decide(batches.mean() - half, batches.mean() + half, BAR)
+
+
+PROCEDURES: dict[str, Callable[[Sequence[np.ndarray]], str]] = {
+    "ours": decision,
+    "the table's": as_published,
+    "the table's, launch sd known": partial(as_published, known=True),
+}
+
+
 def test_operating_characteristic():
-    rows, apart = [], 0.0
+    rows, apart, erred = [], dict.fromkeys(PROCEDURES, 0.0), {name: [0.0] * 3 for name in PROCEDURES}
     for true, published in PUBLISHED.items():
         for count, expected in enumerate(published, start=1):
             rng = np.random.default_rng((7, int(100 * true), count))
-            found = [decision([launch(true, rng) for _ in range(count)]) for _ in range(SERIES)]
-            rates = [found.count(answer) / SERIES for answer in ANSWERS]
-            if true != BAR:
-                apart = max(apart, *(abs(a - b) for a, b in zip(rates, expected, strict=True)))
-            rows.append([f"{true:.2f}", count, *(f"{a:.3f} ({b:.2f})" for a, b in zip(rates, expected, strict=True))])
-            wrong = (rates[1] if true >= BAR else 0.0, rates[0] if true <= BAR else 0.0)
-            assert max(wrong) <= 0.05
+            series = [[launch(true, rng) for _ in range(count)] for _ in range(SERIES)]
+            cells = []
+            for name, decides in PROCEDURES.items():
+                found = [decides(one) for one in series]
+                rates = [found.count(answer) / SERIES for answer in ANSWERS]
+                if true != BAR or name != "ours":
+                    apart[name] = max(apart[name], *(abs(a - b) for a, b in zip(rates, expected, strict=True)))
+                wrong = max(rates[1] if true >= BAR else 0.0, rates[0] if true <= BAR else 0.0)
+                erred[name][count - 1] = max(erred[name][count - 1], wrong)
+                cells.append(as_rates(rates))
+            rows.append([f"{true:.2f}", count, as_rates(expected), *cells])
     print(f"\n\nbar {BAR}, {STEPS} steps, step sd {STEP_SD:.1%}, phi {PHI}, launch sd {LAUNCH_SD:.1%}; {SERIES} series")
-    print(table(["true", "launches", *(f"{answer} (GATES 7.1)" for answer in ANSWERS)], rows))
-    print(f"farthest from GATES 7.1 off the bar: {apart:.3f}; on it, several launches err less than there")
-    assert apart <= 0.04
+    print(table(["true", "launches", "GATES 7.1: pass fail more", *PROCEDURES], rows))
+    for name, wrong in erred.items():
+        print(f"{name}: wrong in at most {', '.join(f'{w:.3f}' for w in wrong)} with 1, 2, 3 launches; ", end="")
+        print(f"farthest from GATES 7.1 {apart[name]:.3f}{', the bar left out' if name == 'ours' else ''}")
+    assert max(erred["ours"]) <= 0.05
+    assert apart["ours"] <= 0.05
+    assert apart["the table's"] <= 0.035  # some hundred series a cell, as a rate of .4 asks for: .025 is one se
+    assert min(erred["the table's"][1:]) > max(erred["the table's, launch sd known"]) > 0.035
+
+
+def as_rates(rates: Sequence[float]) -> str:
+    return " ".join(f"{rate:.3f}" for rate in rates)
 
 
 @pytest.mark.parametrize("true", [0.90, 0.93, 0.95, 0.97, 1.0])
