@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from training.data import Stream, share
-from training.gradients import Placed, StepResult
+from training.gradients import Placed, SmallBatch, StepResult
 from training.model import GPT
 from training.precision import autocast
 from training.processes import World
@@ -48,21 +48,27 @@ class VirtualRanks:
         """Leave in every parameter's ``grad`` the gradient of the mean loss of samples [cursor, cursor + batch)."""
         result = StepResult()
         parameters = list(self.model.parameters())
-        sums = torch.zeros(sum(p.numel() for p in parameters) + 2, dtype=torch.float64, device=self.world.device)
+        sums = torch.zeros(sum(p.numel() for p in parameters) + 3, dtype=torch.float64, device=self.world.device)
         for first, end in self.groups(batch):
             self.model.zero_grad(set_to_none=True)
-            sums[-2] += self._backward(cursor + first, end - first, result, scale)
+            sums[-3] += self._backward(cursor + first, end - first, result, scale)
             with result.timed("backward"):
-                sums[:-2] += torch.cat([_gradient(p).flatten() for p in parameters])
-        sums[-1] = float(stop)
+                sums[:-3] += torch.cat([_gradient(p).flatten() for p in parameters])
+        sums[-2] = float(stop)
+        own, small = self._own_part(batch)
+        if small and own:  # beside the sums, so that the noise of a gradient costs no collective of its own
+            sums[-1] = torch.dot(sums[:-3], sums[:-3]) / (own * self.stream.sequence_length / TOKENS_A_PASS) ** 2
         with result.timed("communication"):
             self.world.sum(sums)
-        sums[:-1] /= batch * self.stream.sequence_length
+        sums[-3] /= batch * self.stream.sequence_length
+        sums[:-3] /= batch * self.stream.sequence_length / TOKENS_A_PASS
         with result.timed("optimizer"):
-            parts = torch.split(sums[:-2], [p.numel() for p in parameters])
+            parts = torch.split(sums[:-3], [p.numel() for p in parameters])
             for parameter, gradient in zip(parameters, parts, strict=True):
                 parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
-        result.loss, result.stop = float(sums[-2]), bool(sums[-1] > 0)
+        result.loss, result.stop = float(sums[-3]), bool(sums[-2] > 0)
+        if small:
+            result.small = SmallBatch(sums[-1] / small[1], small[0])
         return result
 
     def groups(self, batch: int) -> list[tuple[int, int]]:
@@ -72,6 +78,17 @@ class VirtualRanks:
         if self.reduction == "batched" and shares:
             shares = [(shares[0][0], shares[-1][1])]
         return [(first, end) for first, end in shares if end > first]
+
+    def _own_part(self, batch: int) -> tuple[int, tuple[float, int] | None]:
+        """Return this process's sequences of a step; and of all processes' shares the harmonic mean and the number.
+
+        Without a second process there is no gradient of less than the step, and no answer.
+        """
+        runs = [share(self.ranks, process, self.world.processes) for process in range(self.world.processes)]
+        parts = [end * batch // self.ranks - first * batch // self.ranks for first, end in runs]
+        filled = [part for part in parts if part]
+        harmonic = len(filled) / sum(1 / part for part in filled)
+        return parts[self.world.rank], ((harmonic, len(filled)) if len(filled) > 1 else None)
 
     def held_out_loss(self, samples: Tensor) -> float:
         """Return the mean loss a token over ``samples`` [sequences, length + 1], the work shared by all processes."""
@@ -86,7 +103,8 @@ class VirtualRanks:
             with result.timed("forward"), autocast(self.precision, self.world.device):
                 loss = self.model.loss_sum(part)
             with result.timed("backward"):
-                (loss * scale).backward()  # type: ignore[no-untyped-call]
+                # By a power of two near the tokens of a pass, so about its mean loss: fp16 holds no gradient of a sum.
+                (loss * (scale / TOKENS_A_PASS)).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return total
 

@@ -12,7 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch.distributed as dist
 from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class SmallBatch:
+    """How long gradients of parts of a step are, where an engine has them before it adds them up."""
+
+    square: Tensor  # mean over the parts of the squared norm of a part's mean gradient, with the scale that they carry
+    sequences: float  # in a part; where parts are unequal their harmonic mean, since noise goes with 1 / sequences
 
 
 @dataclass
@@ -21,6 +30,7 @@ class StepResult:
 
     loss: float = 0.0
     stop: bool = False  # some process was asked to save and stop; every process reads the same answer
+    small: SmallBatch | None = None  # None where an engine has no gradient of less than the whole step
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -39,6 +49,21 @@ class Placed:
     copies: Mapping[str, int]  # processes of the job that hold the very elements that this one holds
 
 
+class Reduce(Protocol):
+    """Sums gradients over processes that hold the same elements: the seam at which compression enters."""
+
+    def __call__(self, tensor: Tensor, group: dist.ProcessGroup, name: str) -> None:
+        """Replace the flat float32 ``tensor`` by its sum over ``group``; all its processes call it together.
+
+        Under one ``name`` come the same elements in the same order, once a step.
+        """
+
+
+def all_reduce(tensor: Tensor, group: dist.ProcessGroup, name: str) -> None:
+    """Be the plain :class:`Reduce`: the sum as the backend computes it."""
+    dist.all_reduce(tensor, group=group)
+
+
 class Engine(Protocol):
     """Computes gradients and losses of one model on the processes of a job; all processes call it together."""
 
@@ -49,6 +74,8 @@ class Engine(Protocol):
     def gradients(self, cursor: int, batch: int, stop: bool, scale: float = 1.0) -> StepResult:
         """Leave in every parameter's ``grad`` that of the mean loss of samples [cursor, cursor + batch), times scale.
 
+        Overflow in fp16 depends on what is computed at once, so a scale means the same everywhere only if it is put on
+        the *mean* loss of a pass, not on the sum over its tokens. A gradient that is not finite stays not finite.
         ``stop`` says that this process was asked to stop; the result says whether any was. The loss is unscaled.
         """
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from training import data, parallel
+from training import data, engine
 from training.checkpoint import Progress, Resume, State, weights
 from training.config import METRICS, ConfigError, Span, TrainConfig
 from training.gradients import StepResult
 from training.manifest import Purpose
 from training.metrics import Records, header, step_record
 from training.pace import Pace
-from training.processes import StopRequest, TrainingError, World
+from training.processes import StopRequest, World
 from training.saving import Saver, Written
 from training.update import Update, Updater
 
@@ -43,7 +43,7 @@ class Loop:
         self.order, self.config, self.world = order, config, world
         stream = data.Stream(corpus.train, config.sequence_length, config.seed)
         self.held_out = data.held_out_samples(corpus, config.held_out.sequences, config.sequence_length)
-        self.engine = parallel.engine(config, stream, world)
+        self.engine = engine.engine(config, stream, world)
         parameters = self.engine.placed.parameters
         self.updater = Updater(self.engine.placed, world, config)
         self.state = State(weights(parameters) | self.updater.state(), world)
@@ -63,14 +63,12 @@ class Loop:
             result = self.engine.gradients(self.progress.cursor, span.batch_sequences, bool(self.order.stop), scale)
             self.saver.staged()
             with result.timed("optimizer"):
-                update = self.updater.update(span.learning_rate * span.schedule.factor(step))
+                rate = span.learning_rate * span.schedule.factor(step)
+                update = self.updater.update(rate, span.batch_sequences, result.small)
             wall = time.perf_counter() - begin
             before, self.progress = self.progress, Progress(step, self.progress.cursor + span.batch_sequences)
             self.records.step(span, self.progress, result, update, wall, self.saver.age_seconds)
-            if not update.done:
-                raise TrainingError(
-                    f"step {step}: loss {result.loss}, gradient norm {update.grad_norm}; weights were not updated"
-                )
+            self.updater.refuse_to_go_on(step, result.loss, update)
             self.after(before, result.stop)
             if result.stop:
                 break
@@ -149,7 +147,6 @@ class Recorder:
         """Append the record of a step just done; ``age`` is that of the newest checkpoint."""
         config, batch = self.config, span.batch_sequences
         place = {"step": progress.step, "tokens": progress.cursor * config.sequence_length, "phase": span.phase}
-        said = {"loss": result.loss, "grad_norm": update.grad_norm, "learning_rate": update.learning_rate}
         times = step_record(config, progress.step, batch, result.seconds | {"wall": wall}, config.attempt)
         aged = {} if age is None else {"checkpoint_age_seconds": age}
-        self.write("step", **place, batch=batch, **said, **times, **aged)
+        self.write("step", **place, batch=batch, loss=result.loss, **update.to_json(), **times, **aged)

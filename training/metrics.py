@@ -18,7 +18,8 @@ from training import step_time
 from training.config import SCHEMA, Nature, TrainConfig
 from training.data import Corpus
 
-_REAL = ("step", "tokens", "loss", "batch", "grad_norm", "learning_rate", "phase", "held_out_loss")
+_REAL = ("step", "tokens", "loss", "batch", "grad_norm", "learning_rate", "phase", "held_out_loss",
+         "loss_scale", "skipped_steps", "gradient_noise_sequences")  # fmt: skip
 _PHASES = ("data_seconds", "forward_seconds", "backward_seconds", "communication_seconds", "optimizer_seconds")
 _TIMES = ("step_seconds", *_PHASES, "tokens_per_gpu_second", "memory_gib")
 

@@ -1,7 +1,8 @@
 """AdamW with decoupled decay (Loshchilov & Hutter 2019), and the global gradient norm (Pascanu et al. 2013).
 
-Torch's own kernel behind a small class rather than ``torch.optim.AdamW``: constructing that one imports torch's
-compiler, 1.2 s more at every start, and its state would have to be renamed from numbers to names for checkpoints.
+Torch's own fused kernel behind a small class rather than ``torch.optim.AdamW``: constructing that one imports torch's
+compiler, 1.2 s more at every start, its state would have to be renamed from numbers to names for checkpoints, and its
+bias corrections are those of betas that never change.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 from training.config import Optimizer
 from training.gradients import Placed, local
@@ -18,8 +18,8 @@ from training.processes import World
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies: to matrices, but neither to norms (vectors) nor to the embedding."""
-    return parameter.dim() > 1 and not name.startswith("embedding.")
+    """Whether weight decay applies: to matrices, but neither to norms and biases (vectors) nor to embeddings."""
+    return parameter.dim() > 1 and "embedding" not in name
 
 
 class AdamW:
@@ -31,53 +31,80 @@ class AdamW:
         self.parameters = dict(parameters)
         self.first = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
         self.second = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
-        self.steps = {name: torch.zeros((), device=p.device) for name, p in self.parameters.items()}
+        # Updates done, and the steps of betas[1] that decay the second moment as far; equal while the batch is. Skipped
+        # steps count in neither. Known here on the host, so that a step needs nothing from the device.
+        self.counts = torch.zeros(2, dtype=torch.float64)
 
     @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        """Update all parameters by their ``grad``."""
+    def step(self, learning_rate: float, batch: int, divisor: Tensor, skip: Tensor) -> None:
+        """Update all parameters by their ``grad`` over ``divisor``, unless ``skip`` is 1; leave the counts.
+
+        ``batch`` is the step's size in sequences. Both tensors are float32 without dimensions and stay on their device:
+        the kernel reads them there, so neither unscaling nor clipping nor skipping costs a pass or a wait.
+        """
+        settings = self.settings
+        done, elapsed = (self.counts + self._one(batch)).tolist()
+        beta1, beta2 = settings.betas[0], settings.second_beta(batch)
+        # The kernel corrects both moments for one number of steps. It gets the second's; the first's correction goes
+        # into the learning rate, and out of the decay again. While the batch is what it was, the ratio is exactly 1.
+        steps = elapsed / settings.reference_steps(batch)
+        ratio = (1.0 - beta1**steps) / (1.0 - beta1**done)
         for decay in (True, False):
             names = [name for name, p in self.parameters.items() if decays(name, p) is decay]
-            adamw(
-                [local(self.parameters[name].detach()) for name in names],
+            if not names:
+                continue
+            parameters = [local(self.parameters[name].detach()) for name in names]
+            device = parameters[0].device
+            torch._fused_adamw_(
+                parameters,
                 [local(_gradient(name, self.parameters[name])) for name in names],
                 [local(self.first[name]) for name in names],
                 [local(self.second[name]) for name in names],
                 [],
-                [self.steps[name] for name in names],
-                fused=True,
+                [torch.full((), steps, device=device)] * len(names),
+                lr=learning_rate * ratio,
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=settings.weight_decay / ratio if decay else 0.0,
+                eps=settings.eps,
                 amsgrad=False,
-                beta1=self.settings.betas[0],
-                beta2=self.settings.betas[1],
-                lr=learning_rate,
-                weight_decay=self.settings.weight_decay if decay else 0.0,
-                eps=self.settings.eps,
                 maximize=False,
+                grad_scale=divisor.to(device),
+                found_inf=skip.to(device),
             )
+
+    def count(self, batch: int) -> None:
+        """Say that the step just asked for moved the weights."""
+        self.counts += self._one(batch)
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors a checkpoint must hold, under flat names; loading writes into them in place."""
-        groups = {"first": self.first, "second": self.second, "steps": self.steps}
-        return {f"{group}.{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+        groups = {"first": self.first, "second": self.second}
+        moments = {f"{group}.{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+        return moments | {"counts": self.counts}
+
+    def _one(self, batch: int) -> Tensor:
+        return torch.tensor([1.0, self.settings.reference_steps(batch)], dtype=torch.float64)
 
 
 @torch.no_grad()
-def clip(placed: Placed, world: World, limit: float) -> float:
-    """Scale gradients so that their global L2 norm is at most ``limit``; return the norm before that.
+def gradient_norm(placed: Placed, world: World) -> Tensor:
+    """Return the global L2 norm of the gradients as they are: float64, without dimensions, on the world's device.
 
-    The norm is summed in float64, elements that several processes hold count once. A norm that is not finite is
-    returned as it is and nothing is scaled.
+    Elements that several processes hold count once. A gradient that is not finite, in whichever process, makes the norm
+    not finite in all of them, so no second collective is needed to agree on skipping a step.
     """
     gradients = {name: local(p.grad) for name, p in placed.parameters.items() if p.grad is not None}
     whole = all(placed.copies[name] == world.processes for name in placed.parameters)  # each process has all of them
-    squares = [g.double().square().sum() / (1 if whole else placed.copies[name]) for name, g in gradients.items()]
-    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=world.device)
+    total = torch.zeros((), dtype=torch.float64, device=world.device)
+    if gradients:
+        norms = torch.stack(torch._foreach_norm(list(gradients.values()), 2, dtype=torch.float64))
+        copies = [1 if whole else placed.copies[name] for name in gradients]
+        weights = torch.tensor(copies, dtype=torch.float64).reciprocal()
+        total = (norms.square() * weights.to(norms.device)).sum().to(world.device)
     if not whole:
         world.sum(total)
-    norm = float(total.sqrt())
-    if limit < norm < float("inf"):
-        torch._foreach_mul_(list(gradients.values()), limit / norm)
-    return norm
+    return total.sqrt()
 
 
 def _gradient(name: str, parameter: Tensor) -> Tensor:

@@ -29,12 +29,13 @@ from training.config.keeping import Checkpointing, HeldOut
 from training.config.layout import Layout
 from training.config.model import ModelShape
 from training.config.optimizer import Optimizer
+from training.config.precision import LossScale
 from training.config.reading import build
 from training.config.steps import PhaseName, Schedule, Span, Start
 
 __all__ = [
-    "Checkpointing", "Compression", "ConfigError", "Emulation", "HeldOut", "Layout", "Link", "ModelShape", "Nature",
-    "Optimizer", "PhaseName", "Schedule", "Span", "Start", "TrainConfig", "read_config",
+    "Checkpointing", "Compression", "ConfigError", "Emulation", "HeldOut", "Layout", "Link", "LossScale", "ModelShape",
+    "Nature", "Optimizer", "PhaseName", "Schedule", "Span", "Start", "TrainConfig", "read_config",
 ]  # fmt: skip
 
 CONFIG = "config.json"
@@ -52,6 +53,9 @@ OPTIONAL = (
     "batch",  # sequences in the step
     "grad_norm",  # global L2 norm before clipping
     "learning_rate",
+    "loss_scale",  # factor that the step's fp16 gradients carried
+    "skipped_steps",  # 1 where they overflowed, so that the weights stayed as they were; else 0
+    "gradient_noise_sequences",  # batch at which a gradient's noise weighs as much as its signal, smoothed
     # Phases of step_seconds, of the rank that records; together they are at most the step.
     "data_seconds",  # waiting for the step's samples
     "forward_seconds",
@@ -84,6 +88,7 @@ class TrainConfig:
     layout: Layout = Layout()
     compression: Compression | None = None  # of gradients between copies of the model; None: float32 as they are
     precision: Literal["float32", "bf16", "fp16"] = "float32"
+    loss_scale: LossScale = LossScale()  # of fp16
     optimizer: Optimizer = Optimizer()
     checkpointing: Checkpointing = Checkpointing()
     held_out: HeldOut = HeldOut()
