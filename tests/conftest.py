@@ -7,6 +7,7 @@ import pytest
 import yaml
 from launching import job, launcher  # noqa: F401  # fixtures
 from running import steps, until
+from slurm import slurm  # noqa: F401  # fixture
 
 from tasks.launch import job_of, launch, launcher_of
 from tasks.launchers.processes import marked

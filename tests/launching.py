@@ -2,6 +2,7 @@
 
 import textwrap
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from running import until
@@ -9,14 +10,21 @@ from running import until
 from tasks.launchers import Job
 from tasks.launchers.local import LocalLauncher
 from tasks.launchers.processes import marked
+from tasks.launchers.slurm import SlurmLauncher
 
-LAUNCHERS = {"local": LocalLauncher(grace_seconds=2.0)}
+LAUNCHERS = {
+    "local": LocalLauncher(grace_seconds=2.0),
+    "slurm": SlurmLauncher(start="command", grace_seconds=2.0, save_seconds=10.0, settle_seconds=1.0),
+}
+AROUND = {"bash", "srun", "sleep", "slurm_script", "scontrol", "scancel"}  # what stands beside a program on Slurm
 SLEEPER = "import time; print('here', flush=True); time.sleep(600)"
 
 
 @pytest.fixture(params=LAUNCHERS)
 def launcher(request):
     """Return each launcher in turn: what is asked of one is asked of all."""
+    if request.param == "slurm":
+        request.getfixturevalue("slurm")
     return LAUNCHERS[request.param]
 
 
@@ -36,6 +44,18 @@ def job(tmp_path, launcher):
 def program(job, text, *arguments):
     """Return the job with a Python program for its command."""
     return replace(job, command=("python", "-c", textwrap.dedent(text), *arguments))
+
+
+def programs(job):
+    """Return the processes that run the job's program; not those that look after it."""
+    found = []
+    for process in marked(job.name):
+        try:
+            if Path(f"/proc/{process['pid']}/comm").read_text().strip() not in AROUND:
+                found.append(process)
+        except FileNotFoundError:
+            continue  # just gone
+    return found
 
 
 def end_of(launcher, job):

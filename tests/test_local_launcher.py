@@ -10,13 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launching import SLEEPER, end_of, program
+from launching import LAUNCHERS, SLEEPER, end_of, program
 from running import until
 
 from tasks.launchers.local import LocalLauncher
 from tasks.launchers.processes import alive, identity, marked
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def launcher():
+    """Return the one that this file is about."""
+    return LAUNCHERS["local"]
 
 
 SUBMIT = """

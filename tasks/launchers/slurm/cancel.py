@@ -6,7 +6,6 @@ import contextlib
 import time
 from pathlib import Path
 from typing import Any
-from typing import Any
 
 from tasks.errors import LaunchFailed
 from tasks.launchers import Job

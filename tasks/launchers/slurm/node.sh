@@ -29,6 +29,7 @@ run_rank() { # the command, which saves on SIGUSR1 if it can; its exit status be
     trap 'kill -USR1 "$child" 2> /dev/null' USR1
     (trap '' TERM; exec "$@") & # who has no handler of its own survives until it has saved
   else
+    trap : TERM # Slurm sends it to the command as well; were its parent gone, Slurm might lose sight of it
     "$@" &
   fi
   child=$!

@@ -74,8 +74,8 @@ def _shown(site: Site, client: Client, job: Job, row: Row, run: dict[str, Any]) 
         if run:
             _leave_out(site, client, row, run.get("nodes", ""), job.name)
         expects = _expects(row, run, restarts)
-        since = {"queued_since": row.submitted, "ran_seconds": ran, "expects": expects}
-        return JobState("queued", f"pending: {expects}", **about, **since)
+        about |= {"queued_since": row.submitted, "ran_seconds": ran, "expects": expects}
+        return JobState("queued", f"pending: {expects}", **about)
     if row.state in squeue.RUNNING | squeue.ENDING:
         return JobState("running", row.state.lower(), ran_seconds=ran, **about)
     return _over(site, client, job, row, run, about)

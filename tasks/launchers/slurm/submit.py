@@ -48,7 +48,7 @@ def submit(site: Site, job: Job) -> str:
             return _submit(site, job, folder)
         except Silent as error:
             raise LaunchFailed(
-                f"job {job.name}: whether Slurm took it is not known ({error}); another launch looks for it by name first"
+                f"job {job.name}: whether Slurm took it is not known ({error}); the next launch looks for it by name"
             ) from error
 
 
