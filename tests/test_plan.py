@@ -41,6 +41,47 @@ def test_a_rule_gives_each_batch_of_a_growing_one_its_rate() -> None:
     }
 
 
+@pytest.mark.parametrize(("rule", "last"), [("sqrt", 6e-4), ("linear", 1.2e-3), ("keep", 3e-4)])
+def test_a_growing_batch_of_a_stage_of_its_own_has_a_rule_of_its_own(rule: str, last: float) -> None:
+    grows = [{"sequences": 32}, {"sequences": 64, "from_tokens": 10_000}, {"sequences": 128, "from_tokens": 30_000}]
+    own = {"batch_sequences": grows, "learning_rate": {"rule": rule, "rate": 3e-4}}
+    of_ladder = ladder(stages={0: own, 1: {"learning_rate": {"rule": "keep", "from": "gpus_8"}}})
+    first, second, _ = of_ladder.stages
+    assert first.rates == (3e-4, pytest.approx(math.sqrt(3e-4 * last)), pytest.approx(last))
+    assert [span.learning_rate for span in first.own_spans] == list(first.rates)
+    assert second.rates == (pytest.approx(last),), "the next stage goes on from the last"
+    row = plan.table(of_ladder)[0]
+    assert (row["learning_rate"], row["batch_sequences"]) == (list(first.real_rates), [32, 64, 128])
+
+
+def test_a_number_is_the_rate_of_every_batch() -> None:
+    grows = [{"sequences": 32}, {"sequences": 128, "from_tokens": 30_000}]
+    assert ladder(stages={0: {"batch_sequences": grows}}).stages[0].rates == (3e-4, 3e-4)
+
+
+def test_the_second_moment_is_meant_for_the_ladders_first_batch() -> None:
+    optimizer = {"betas": [0.9, 0.99], "second_moment": "tokens"}
+    train = {**experiment().train.model_dump(mode="json", by_alias=True), "optimizer": optimizer}
+    climbed = ladder(train=train, stages={2: {"batch_sequences": 4096}})
+    orders = [plan.train_config(stage, "r", 1).optimizer for stage in climbed.stages]
+    assert [order.reference_batch_sequences for order in orders] == [64] * 3
+    shown = [row["second_beta"] for row in plan.table(climbed)]
+    assert shown == [[0.99], [pytest.approx(0.99**2)], [0.9]], "never below the first beta"
+    optimizer["second_moment"] = "steps"
+    steps = plan.train_config(ladder(train=train).stages[2], "r", 1).optimizer
+    assert (steps.reference_batch_sequences, steps.second_beta(1000)) == (None, 0.99)
+
+
+def test_wsd_decays_in_the_last_steps_of_the_whole_ladder() -> None:
+    shape = {"kind": "wsd", "warmup_steps": 10, "decay_part": 0.25, "floor": 0.0}
+    train = {**experiment().train.model_dump(mode="json", by_alias=True), "schedule": shape}
+    stages = ladder(train=train, stages={1: {"tokens": None, "steps": 60}}).stages
+    schedule = stages[0].spans[-1].schedule
+    assert {span.schedule for stage in stages for span in stage.spans} == {schedule}
+    assert (schedule.total_steps, schedule.decay_steps) == (160, 40)
+    assert [schedule.factor(step) for step in (5, 10, 120, 130, 160)] == [0.5, 1.0, 1.0, 0.5, 0.0]
+
+
 def test_rules_scale_by_a_factor() -> None:
     assert LearningRateRule(rule="sqrt", from_="gpus_8").factor(16) == 4
 
@@ -49,7 +90,7 @@ def test_a_rehearsal_scales_its_own_batches_and_the_real_recipe_its_own() -> Non
     real, small = plan.resolve(config.load_experiment("gpt_stdlib", gates=False)).stages[:2]
     assert real.learning_rate == 3e-3
     assert small.learning_rate == pytest.approx(3e-3 * math.sqrt(256 / 128))
-    assert small.real_learning_rate == pytest.approx(1.5e-4 * math.sqrt(256 / 32))
+    assert small.real_rates[-1] == pytest.approx(1.5e-4 * math.sqrt(256 / 32))
 
 
 def test_the_shipped_ladder_climbs_8_64_1000() -> None:

@@ -82,6 +82,22 @@ def as_trained(experiment: Experiment, index: int, emulated: bool) -> AsTrained:
     )
 
 
+def chain_steps(experiment: Experiment, index: int, emulated: bool) -> int:
+    """Return the last step of the stages that continue one another around stage ``index``, all of one kind."""
+    begin = index
+    while experiment.stages[begin].starts(begin) == "continue":
+        begin -= 1
+    total, at = 0, begin
+    while True:
+        trained = as_trained(experiment, at, emulated)
+        total += trained.steps
+        at += 1
+        if at == len(experiment.stages) or experiment.stages[at].starts(at) != "continue":
+            return total
+        if not experiment.trainer.can("replay"):
+            total -= trained.hand_over_steps
+
+
 def segments(
     batches: tuple[BatchFrom, ...], sequence_length: int, steps: int | None, tokens: int | None
 ) -> list[tuple[int, int]]:

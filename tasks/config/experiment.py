@@ -24,10 +24,13 @@ class BatchFrom(Strict):
 
 
 class LearningRateRule(Strict):
-    """The learning rate of an earlier stage, changed with the batch by ``rule``."""
+    """A learning rate that changes with the batch: an earlier stage's, or that of this stage's first batch."""
 
     rule: Literal["sqrt", "linear", "keep"] = Field(description="sqrt, linear or keep")
-    from_: Annotated[StrictStr, Field(min_length=1)] = Field(alias="from", description="the stage whose rate is scaled")
+    from_: Annotated[StrictStr, Field(min_length=1)] | None = Field(
+        default=None, alias="from", description="the stage whose rate is scaled"
+    )
+    rate: Positive | None = Field(default=None, description="that of the first batch of a list, which the rule scales")
 
     def factor(self, growth: float) -> float:
         """Return the factor on the learning rate for a batch that grew ``growth`` times (GATES 2.5)."""
@@ -90,7 +93,9 @@ class Stage(Strict):
     steps: Count | None = None
     tokens: Tokens | None = None
     batch_sequences: Batch = Field(description="sequences a step, or a list of {sequences, from_tokens}")
-    learning_rate: LearningRate = Field(description="a number, or {rule: sqrt, from: gpus_8}")
+    learning_rate: LearningRate = Field(
+        description="a number, or {rule: sqrt, from: gpus_8}"
+    )
     start: StartChoice | None = None
     layout: Layout | None = None
     gates: dict[str, GateChoice] = Field(description="what must hold, for example finite_loss:", min_length=1)

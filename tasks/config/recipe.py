@@ -46,21 +46,45 @@ class Model(Strict):
         return contract.ModelShape(**self.model_dump())
 
 
+Beta = Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)]
+
+
+class LossScaleConfig(Strict):
+    """The dynamic loss scale of ``precision: fp16``; with another precision nothing reads it."""
+
+    initial: Positive = 8192.0
+    growth: Annotated[float, Field(strict=True, gt=1, allow_inf_nan=False)] = 2.0
+    growth_steps: Count = 2000
+    backoff: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.5
+    floor: Positive = 1.0
+    storm_steps: Count = Field(default=16, description="skipped steps in a row after which training ends")
+
+
 class OptimizerConfig(Strict):
     """AdamW; the learning rate stands in the stages."""
 
-    betas: tuple[Part, Part] = (0.9, 0.98)
+    betas: tuple[Beta, Beta] = (0.9, 0.98)
     eps: Positive = 1e-8
     weight_decay: NotNegative = 0.1
     clip: Positive = 1.0
+    second_moment: Literal["tokens", "steps"] = Field(
+        default="tokens", description="in what its half-life stays the same when the batch grows"
+    )
 
 
 class ScheduleConfig(Strict):
-    """Shape of the learning rate over all stages that continue one another: warm-up once, then constant or cosine."""
+    """Shape of the learning rate over all stages that continue one another: warm-up once, then one of three.
 
-    kind: Literal["constant", "cosine"] = "constant"
+    ``constant``; ``cosine`` down to ``floor`` at the end; ``wsd``: stable, then down to ``floor`` in the last steps.
+    """
+
+    kind: Literal["constant", "cosine", "wsd"] = "constant"
     warmup_steps: CountOrZero = 0
     floor: Part = 0.1
+    decay_steps: Count | None = Field(default=None, description="of wsd, the last steps of all")
+    decay_part: Annotated[float, Field(strict=True, gt=0, le=1)] | None = Field(
+        default=None, description="of wsd, in place of decay_steps: their part of all"
+    )
 
 
 class CheckpointingConfig(Strict):
@@ -85,6 +109,7 @@ class Recipe(Strict):
     sequence_length: Count = Field(description="tokens of one sequence")
     micro_batch_sequences: Count = 1
     precision: Literal["float32", "bf16", "fp16"] = "bf16"
+    loss_scale: LossScaleConfig = LossScaleConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     data: Text = "stdlib"

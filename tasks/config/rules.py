@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from tasks.config import rates
 from tasks.config.as_trained import AsTrained, as_trained
 from tasks.config.cluster import Cluster
-from tasks.config.errors import Problem, unknown
-from tasks.config.experiment import Experiment, LearningRateRule, Stage
+from tasks.config.errors import Problem
+from tasks.config.experiment import Experiment, Stage
 from tasks.config.recipe import Recipe
 
 REHEARSABLE_PARAMETERS = 100_000_000  # a CPU does not end a stage of anything larger
@@ -34,6 +35,10 @@ def problems(experiment: Experiment, where: Sequence[Cluster]) -> list[Problem]:
             trained = as_trained(experiment, index, emulated=True)
             found += _stage(experiment, index, trained, rehearsed=True)
             found += _rehearsable(trained, cluster)
+    if not found:  # only then is it known how many steps there are
+        for index, cluster in enumerate(where):
+            for emulated in sorted({False, cluster.emulated}):
+                found += rates.schedule(_path(experiment, index, "schedule", emulated), experiment, index, emulated)
     return found
 
 
@@ -113,7 +118,8 @@ def _stage(experiment: Experiment, index: int, trained: AsTrained, *, rehearsed:
     place = path("layout") if rehearsed else f"stages.{index}"
     yield from _groups(place, trained.stage.gpus, trained.recipe)
     yield from _shape(path("layout"), path("model"), trained.recipe)
-    yield from _learning_rate(path("learning_rate"), experiment, index, trained.stage)
+    yield from rates.learning_rate(path("learning_rate"), experiment, index, trained.stage)
+    yield from rates.loss_scale(path("loss_scale"), trained.recipe)
     if (trained.stage.steps is None) == (trained.stage.tokens is None):
         said = "and says neither" if trained.stage.steps is None else "not both"
         yield Problem(_path(experiment, index, "", rehearsed), f"must say steps or tokens, {said}")
@@ -189,21 +195,6 @@ def _nearest(numbers: Sequence[int], wanted: int) -> list[int]:
 
 def _either(word: str, numbers: Sequence[int]) -> str:
     return f"{word} {' or '.join(str(number) for number in numbers)}"
-
-
-def _learning_rate(where: str, experiment: Experiment, index: int, stage: Stage) -> Iterator[Problem]:
-    rule = stage.learning_rate
-    if not isinstance(rule, LearningRateRule):
-        return
-    earlier = [before.name for before in experiment.stages[:index]]
-    if rule.from_ in earlier:
-        return
-    if rule.from_ in [other.name for other in experiment.stages]:
-        before = ", ".join(earlier) if earlier else "none"
-        text = f"{rule.from_!r} does not come before {stage.name}; the stages before it are {before}"
-        yield Problem(f"{where}.from", text)
-    else:
-        yield Problem(f"{where}.from", unknown("stage", rule.from_, [s.name for s in experiment.stages]))
 
 
 def _batches(where: str, trained: AsTrained) -> Iterator[Problem]:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from tasks import config
 from tasks.config import files
-from tasks.config.as_trained import AsTrained, as_trained
+from tasks.config.as_trained import AsTrained, as_trained, chain_steps
 from tasks.config.cluster import Cluster
 from tasks.config.errors import Problem, invalid, unknown
-from tasks.config.experiment import Experiment, FromWeights, LearningRateRule
+from tasks.config.experiment import Experiment, FromWeights
 from tasks.config.live import Live
 from tasks.config.recipe import Recipe
 from tasks.config.rules import problems as rule_problems
@@ -29,6 +29,7 @@ from tasks.config.trainer import Trainer
 from tasks.plan import spans
 from tasks.plan.facts import facts
 from tasks.plan.frozen import difference, freeze, thaw
+from tasks.plan.rates import rates
 from tasks.plan.table import table
 from tasks.plan.train_config import train_config
 from training.config import Span, Start
@@ -73,7 +74,10 @@ class StagePlan:
     trainer: Trainer
     trained: AsTrained
     real: AsTrained  # the stage as real GPUs would train it: the same, unless it is rehearsed
-    real_learning_rate: float
+    rates: tuple[float, ...]  # peak learning rate of each batch in turn
+    real_rates: tuple[float, ...]
+    first_batch_sequences: int  # of the first step of the stages that continue one another
+    real_first_batch_sequences: int
     launch_seed: int | None = None  # of modelled noise alone, where repeats share the seed of all else
 
     @property
@@ -227,12 +231,13 @@ def _plan(
     previous = before[-1] if before and stage.starts(index) == "continue" else None
     can_replay = experiment.trainer.can("replay")
     replay = spans.replay(previous.own_spans, trained.hand_over_steps) if previous and can_replay else ()
+    peaks = rates(trained, {plan.name: (plan.learning_rate, plan.batch_tokens) for plan in before})
     own = spans.own(
         trained,
         done=spans.done_before(previous, can_replay),
         canary_steps=trained.canary_steps if index else 0,
-        rates=_rates(trained, {plan.name: (plan.learning_rate, plan.batch_tokens) for plan in before}),
-        total_steps=spans.chain_steps(experiment, index, where),
+        rates=peaks,
+        total_steps=chain_steps(experiment, index, cluster.emulated),
     )
     sequence = trained.recipe.sequence_length
     tokens_first = spans.tokens_after(previous, own[0].first_step - 1)
@@ -264,23 +269,14 @@ def _plan(
         decision_hours=experiment.decision_hours,
         trained=trained,
         real=real,
-        real_learning_rate=_rates(
-            real, {plan.name: (plan.real_learning_rate, plan.throughput_batch_tokens) for plan in before}
-        )[-1],
+        rates=peaks,
+        real_rates=rates(real, {plan.name: (plan.real_rates[-1], plan.throughput_batch_tokens) for plan in before}),
+        first_batch_sequences=(previous.first_batch_sequences if previous else trained.segments[0][0]),
+        real_first_batch_sequences=(previous.real_first_batch_sequences if previous else real.segments[0][0]),
         tier=cluster.tier(stage.gpus),
         seed=experiment.seed if seed is None else seed,
         trainer=experiment.trainer,
     )
-
-
-def _rates(trained: AsTrained, before: Mapping[str, tuple[float, int]]) -> list[float]:
-    """Return the peak learning rate of each batch; a rule scales the stage it names, ``(rate, batch in tokens)``."""
-    rule = trained.stage.learning_rate
-    sizes = [sequences * trained.recipe.sequence_length for sequences, _ in trained.segments]
-    if not isinstance(rule, LearningRateRule):
-        return [rule] * len(sizes)
-    rate, base = before[rule.from_]
-    return [rate * rule.factor(size / base) for size in sizes]
 
 
 def _hand_over(experiment: Experiment, index: int, last_step: int, trained: AsTrained) -> int | None:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tasks.config.as_trained import AsTrained, as_trained
-from tasks.config.cluster import Cluster
-from tasks.config.experiment import Experiment
-from training.config import PhaseName, Schedule, Span
+from tasks.config.as_trained import AsTrained
+from tasks.plan.rates import schedule
+from training.config import PhaseName, Span
 
 if TYPE_CHECKING:
     from tasks.plan import StagePlan
@@ -34,8 +33,7 @@ def own(
     ``rates`` holds the peak learning rate of each batch. The schedule counts from the start of the ladder's stages
     that continue one another, which is step 0, and ends after ``total_steps``.
     """
-    shape = trained.recipe.schedule
-    schedule = Schedule(shape.kind, 0, shape.warmup_steps, total_steps, shape.floor)
+    shape = schedule(trained, total_steps)
     canary_ends = done + canary_steps
     found, step = [], done
     for (sequences, steps), rate in zip(trained.segments, rates, strict=True):
@@ -43,7 +41,7 @@ def own(
         parts: list[tuple[PhaseName, int]] = [("canary", in_canary), ("train", steps - in_canary)]
         for phase, count in parts:
             if count:
-                found.append(Span(phase, step + 1, count, sequences, rate, schedule))
+                found.append(Span(phase, step + 1, count, sequences, rate, shape))
                 step += count
     return tuple(found)
 
@@ -53,22 +51,6 @@ def done_before(previous: StagePlan | None, can_replay: bool) -> int:
     if previous is None:
         return 0
     return previous.last_step if can_replay else previous.hand_over_step or 0
-
-
-def chain_steps(experiment: Experiment, index: int, where: Sequence[Cluster]) -> int:
-    """Return the last step of the stages that continue one another around stage ``index``."""
-    begin = index
-    while experiment.stages[begin].starts(begin) == "continue":
-        begin -= 1
-    total, at = 0, begin
-    while True:
-        trained = as_trained(experiment, at, where[at].emulated)
-        total += trained.steps
-        at += 1
-        if at == len(experiment.stages) or experiment.stages[at].starts(at) != "continue":
-            return total
-        if not experiment.trainer.can("replay"):
-            total -= trained.hand_over_steps
 
 
 def tokens_after(previous: StagePlan | None, step: int) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tasks.config.as_trained import AsTrained
 from tasks.config.recipe import Layout
+from tasks.plan.rates import optimizer
 
 if TYPE_CHECKING:
     from tasks.plan import Ladder, StagePlan
@@ -15,15 +17,15 @@ def table(ladder: Ladder) -> list[dict[str, Any]]:
     """Return one row a stage: the real recipe's numbers, and under ``rehearsal`` what is trained in its place.
 
     Keys: stage, gpus, nodes, cluster, parameters, layout, batch_sequences (a list, as it grows), batch_tokens (of the
-    last), steps, tokens, learning_rate, start, replay_steps, canary_steps, hours, gpu_hours, cost, gates, dropped,
-    rehearsal (None, or a mapping of the same numbers with processes).
+    last), steps, tokens, learning_rate and second_beta (lists, one number a batch), start, replay_steps, canary_steps,
+    hours, gpu_hours, cost, gates, dropped, rehearsal (None, or a mapping of the same numbers with processes).
     """
     return [_row(plan) for plan in ladder.stages]
 
 
 def _row(plan: StagePlan) -> dict[str, Any]:
     row: dict[str, Any] = {"stage": plan.name, "gpus": plan.gpus, "nodes": plan.nodes, "cluster": plan.cluster.name}
-    row |= _numbers(plan, plan.real, plan.real_learning_rate)
+    row |= _numbers(plan, plan.real, plan.real_rates, plan.real_first_batch_sequences)
     row |= {
         "start": f"continue {plan.previous}" if plan.previous else plan.start.checkpoint or plan.start.kind,
         "gpu_hours": plan.gpu_hours,
@@ -33,13 +35,15 @@ def _row(plan: StagePlan) -> dict[str, Any]:
         "rehearsal": None,
     }
     if plan.emulated:
-        row["rehearsal"] = _numbers(plan, plan.trained, plan.learning_rate) | {"processes": plan.recipe.processes}
+        numbers = _numbers(plan, plan.trained, plan.rates, plan.first_batch_sequences)
+        row["rehearsal"] = numbers | {"processes": plan.recipe.processes}
     return row
 
 
-def _numbers(plan: StagePlan, trained: AsTrained, learning_rate: float) -> dict[str, Any]:
+def _numbers(plan: StagePlan, trained: AsTrained, rates: Sequence[float], first_batch: int) -> dict[str, Any]:
     """Return the numbers of a stage as it is really trained, or as it is rehearsed."""
     sequence = trained.recipe.sequence_length
+    moments = optimizer(trained, first_batch)
     return {
         "parameters": trained.recipe.model.shape.parameters,
         "layout": _layout(trained.recipe.layout, plan.gpus),
@@ -47,7 +51,8 @@ def _numbers(plan: StagePlan, trained: AsTrained, learning_rate: float) -> dict[
         "batch_tokens": trained.segments[-1][0] * sequence,
         "steps": trained.steps,
         "tokens": sum(sequences * steps for sequences, steps in trained.segments) * sequence,
-        "learning_rate": learning_rate,
+        "learning_rate": list(rates),
+        "second_beta": [moments.second_beta(sequences) for sequences, _ in trained.segments],
         "replay_steps": trained.hand_over_steps if plan.steps_in("replay") else 0,
         "canary_steps": trained.canary_steps if plan.steps_in("canary") else 0,
         "hours": trained.stage.hours,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.config.cluster import Link
+from tasks.plan.rates import optimizer
 from training import config as contract
 from training.config import Emulation, TrainConfig
 
@@ -34,7 +35,8 @@ def train_config(plan: StagePlan, run_id: str, attempt: int, start_checkpoint: s
         hand_over_step=plan.hand_over_step,
         data=recipe.data,
         precision=recipe.precision,
-        optimizer=contract.Optimizer(**recipe.optimizer.model_dump()),
+        loss_scale=contract.LossScale(**recipe.loss_scale.model_dump()),
+        optimizer=optimizer(plan.trained, plan.first_batch_sequences),
         checkpointing=contract.Checkpointing(**recipe.checkpointing.model_dump()),
         held_out=contract.HeldOut(**recipe.held_out.model_dump()),
         processes=recipe.processes,

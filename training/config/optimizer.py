@@ -28,7 +28,8 @@ class Optimizer:
         first, second = self.betas
         if self.reference_batch_sequences is None:
             return second
-        return max(second ** (batch / self.reference_batch_sequences), min(first, second))
+        scaled: float = second ** (batch / self.reference_batch_sequences)
+        return max(scaled, min(first, second))
 
     def reference_steps(self, batch: int) -> float:
         """Return how many steps with betas[1] as it stands decay the second moment as one of ``batch`` does."""
