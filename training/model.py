@@ -12,10 +12,12 @@ from __future__ import annotations
 import hashlib
 import math
 from functools import lru_cache
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from training.config import ConfigError, ModelShape
 
@@ -68,6 +70,7 @@ class Block(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         """Make both halves and their norms."""
         super().__init__()
+        self.recompute = False  # set by GPT.recompute
         self.attention_norm = nn.RMSNorm(shape.hidden)
         self.attention = Attention(shape)
         self.ffn_norm = nn.RMSNorm(shape.hidden)
@@ -75,6 +78,12 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x of the same shape, [batch, sequence, hidden]."""
+        if self.recompute and torch.is_grad_enabled():
+            again: Tensor = checkpoint(self._compute, x, use_reentrant=False, preserve_rng_state=False)
+            return again
+        return self._compute(x)
+
+    def _compute(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
         out: Tensor = x + self.ffn(self.ffn_norm(x))
         return out
@@ -111,6 +120,11 @@ class GPT(nn.Module):
     def named(self) -> dict[str, nn.Parameter]:
         """Return the parameters held here by their names in the whole model, where the head has none of its own."""
         return {name.replace("head.", "embedding."): parameter for name, parameter in self.named_parameters()}
+
+    def recompute(self, yes: bool) -> None:
+        """Keep of a block's activations its input alone, and compute the rest again in the backward pass; or keep all."""
+        for block in self.blocks.values():
+            cast(Block, block).recompute = yes
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [batch, sequence, vocabulary] for tokens [batch, sequence].
