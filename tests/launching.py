@@ -46,6 +46,11 @@ def program(job, text, *arguments):
     return replace(job, command=("python", "-c", textwrap.dedent(text), *arguments))
 
 
+def printed(job):
+    """Return what the job has printed so far."""
+    return job.log.read_text() if job.log.exists() else ""
+
+
 def programs(job):
     """Return the processes that run the job's program; not those that look after it."""
     found = []

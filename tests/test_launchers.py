@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launching import SLEEPER, end_of, program, programs
+from launching import SLEEPER, end_of, printed, program, programs
 from running import until
 
 from tasks.errors import LaunchFailed
@@ -96,7 +96,7 @@ def test_cancel_ends_all_that_the_job_started(launcher, job):
         """,
     )
     launcher.submit(job)
-    until(lambda: job.log.exists() and "here" in job.log.read_text())
+    until(lambda: "here" in printed(job))
     assert len(programs(job)) == 2
     launcher.cancel(job, "enough")
     assert marked(job.name) == []
@@ -110,7 +110,7 @@ def test_submits_at_once_start_one_job(launcher, job, tmp_path):
     job = program(job, "print('here', flush=True); import time; time.sleep(600)")
     with ThreadPoolExecutor(6) as pool:
         assert len(set(pool.map(launcher.submit, [job] * 6))) == 1
-    until(lambda: job.log.exists() and "here" in job.log.read_text())
+    until(lambda: "here" in printed(job))
     assert len(programs(job)) == 1
     assert job.log.read_text().count("here") == 1
 
@@ -166,7 +166,7 @@ def test_a_venv_s_python_is_the_command_s(launcher, job, tmp_path):
 def test_a_running_jobs_look_is_cheap(launcher, job):
     job = program(job, SLEEPER)
     launcher.submit(job)
-    until(lambda: job.log.exists() and "here" in job.log.read_text())
+    until(lambda: "here" in printed(job))
     before = threading.active_count()
     began = time.process_time()
     for _ in range(100):

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import trained
 from conftest import EXPERIMENT
-from launching import SLEEPER, program
+from launching import SLEEPER, printed, program
 from running import steps, until
 
 from tasks.cancel import cancel, mark_person, record_cause
 from tasks.errors import StageStopped
 from tasks.launch import job_of, launch, launcher_of
-from tasks.launchers.local import LocalLauncher
 from tasks.launchers.processes import marked
 from tasks.run import plan_of
 from tasks.stage_dir import read_json
@@ -110,12 +109,12 @@ def test_a_trainer_that_is_done_when_its_hours_are_up_has_succeeded(waiting):
     assert not stage.cause.exists()
 
 
-def test_one_that_says_it_saves_and_does_not_is_ended_after_its_time(job):
-    launcher = LocalLauncher(grace_seconds=2.0, save_seconds=0.2)
+def test_one_that_says_it_saves_and_does_not_is_ended_after_its_time(launcher, job):
+    launcher = replace(launcher, save_seconds=0.2)
     deaf = "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN); " + SLEEPER
     job = program(replace(job, sigusr1=True), deaf)
     launcher.submit(job)
-    until(lambda: "here" in job.log.read_text())
+    until(lambda: "here" in printed(job))
     launcher.cancel(job, "enough", save=True)
     assert launcher.poll(job).state == "cancelled"
     assert marked(job.name) == []
@@ -139,7 +138,7 @@ while True:
 def test_only_the_command_s_own_process_gets_the_signal(launcher, job):
     job = program(replace(job, sigusr1=True), FAMILY)
     launcher.submit(job)
-    until(lambda: {"child", "parent"} <= set(job.log.read_text().split()))
+    until(lambda: {"child", "parent"} <= set(printed(job).split()))
     launcher.cancel(job, "enough", save=True)
     assert "the child ended with 0" in job.log.read_text()
     assert launcher.poll(job).exit_code == 0
@@ -164,10 +163,11 @@ def test_our_trainer_s_forked_ranks_save_together_and_go_on(launcher, job, tmp_p
     config = json.loads((folder / "config.json").read_text())
     config["spans"][0]["steps"] = done[-1] + 3  # the rest would take the time of 400 steps
     (folder / "config.json").write_text(json.dumps(config))
-    second = replace(first, attempt=2, folder=str(tmp_path / "attempt_2"))
+    second = replace(first, name=job.name + ".2", attempt=2, folder=str(tmp_path / "attempt_2"))
     launcher.submit(second)
     until(lambda: launcher.poll(second).over, 60)
     assert launcher.poll(second).state == "succeeded"
+    launcher.cancel(second, "over")
     assert [r["step"] for r in trained.records(folder, "step")] == list(range(1, done[-1] + 4))
 
 
