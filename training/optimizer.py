@@ -98,6 +98,7 @@ def gradient_norm(placed: Placed, world: World) -> Tensor:
     whole = all(placed.copies[name] == world.processes for name in placed.parameters)  # each process has all of them
     total = torch.zeros((), dtype=torch.float64, device=world.device)
     if gradients:
+        # In float64: summed in float32 on a CPU, the norm of 10 million elements is 4e-4 off, and each layout has its own.
         norms = torch.stack(torch._foreach_norm(list(gradients.values()), 2, dtype=torch.float64))
         copies = [1 if whole else placed.copies[name] for name in gradients]
         weights = torch.tensor(copies, dtype=torch.float64).reciprocal()
