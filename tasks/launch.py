@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks import plan
 from tasks import probe as probes
 from tasks.config import files
+from tasks.config.launchers import SlurmConfig
+from tasks.deployment import deployment_id
 from tasks.errors import CheckpointUnsound, LaunchFailed, StageRefused
 from tasks.launchers import Job, Launcher
 from tasks.launchers.local import LocalLauncher
+from tasks.launchers.slurm import SlurmLauncher
 from tasks.patience import PROBE_HOURS
 from tasks.run import check_recipe_unchanged, ladder_of
-from tasks.stage_dir import JobDir, StageDir, home, read_json, write_json
+from tasks.snapshot import snapshot
+from tasks.stage_dir import JobDir, ProbeDir, RunDir, StageDir, home, read_json, write_json
 from training import manifest
 
 
@@ -64,15 +68,21 @@ def job_of(stage: StageDir) -> Job | None:
 
 def launcher_of(decided: plan.StagePlan) -> Launcher:
     """Return the launcher that a stage's cluster names."""
-    settings = decided.cluster.launcher
-    return LocalLauncher(**settings.model_dump())
+    cluster, settings = decided.cluster, decided.cluster.launcher
+    if not isinstance(settings, SlurmConfig):
+        return LocalLauncher(**settings.model_dump())
+    return SlurmLauncher(
+        **settings.model_dump(exclude={"nccl", "transport"}),
+        network=settings.nccl.variables(),
+        ssh=(*settings.transport.options, settings.transport.host) if settings.transport else (),
+        memory=str(home() / "nodes" / f"{cluster.name}.json"),
+    )
 
 
 def job_name(stage: StageDir, attempt: int, probe: str = "") -> str:
     """Return a name that no other job on the cluster has: another installation has another home, and so another id."""
-    deployment = hashlib.sha256(str(home()).encode()).hexdigest()[:8]
     what = f"{stage.name}.probe_{probe.replace('.', '_')}" if probe else stage.name
-    return f"{stage.run.experiment}.{stage.run.run_id}.{what}.{attempt}.{deployment}"
+    return f"{stage.run.experiment}.{stage.run.run_id}.{what}.{attempt}.{deployment_id()}"
 
 
 def _submit(stage: StageDir, decided: plan.StagePlan, launcher: Launcher, before: Job | None, *, begun: float) -> Job:
@@ -82,8 +92,8 @@ def _submit(stage: StageDir, decided: plan.StagePlan, launcher: Launcher, before
     lift_cause(stage)
     orders = plan.train_config(decided, stage.run.run_id, attempt, start)
     write_json(stage.config, orders.to_json())
-    inside = tuple(command_at(probe, decided) for probe in probes.order_inside(stage, decided))
     name = job_name(stage, attempt)
+    inside = probes.order_inside(stage, decided)
     job = job_at(stage, decided, name=name, attempt=attempt, nodes=decided.nodes, hours=decided.hours, before=inside)
     write_json(stage.job, {**job.to_json(), "id": job.name, "submitted": time.time(), "begun": begun})
     launcher.submit(job)
@@ -98,10 +108,11 @@ def job_at(
     attempt: int,
     nodes: int,
     hours: float,
-    before: tuple[tuple[str, ...], ...] = (),
+    before: Sequence[ProbeDir] = (),
 ) -> Job:
-    """Return the job that runs the trainer on the orders of a folder, after the commands ``before``."""
+    """Return the job that runs the trainer on the orders of a folder, after those of the probes ``before``."""
     around = decided.cluster.environment
+    cwd, code = code_of(where.run, decided)
     return Job(
         name=name,
         attempt=attempt,
@@ -112,16 +123,40 @@ def job_at(
         folder=str(where.attempt(attempt)),
         metrics=str(where.metrics),
         checkpoints=str(where.checkpoints),
-        cwd=str(files.config_root().parent),
+        cwd=cwd,
         variables=around.variables,
         setup=around.setup,
         venv=around.venv if around.kind == "venv" else None,
         secrets=around.secrets.names if around.secrets else (),
         secrets_file=around.secrets.file if around.secrets else None,
-        before=before,
+        before=tuple(command_at(probe, decided) for probe in before),
         before_hours=PROBE_HOURS,
+        before_nodes=tuple(nodes_of(probe, decided) for probe in before),
+        code=code,
+        image=around.image,
+        container=around.kind if around.image else None,
+        mounts=(*around.mounts, *(f"{path}:{path}" for path in dict.fromkeys((str(home()), cwd))))
+        if around.image
+        else (),
+        modules=around.modules,
         sigusr1=decided.trainer.can("sigusr1") and isinstance(where, StageDir),  # nobody goes on from a probe
     )
+
+
+def code_of(run: RunDir, decided: plan.StagePlan) -> tuple[str, str | None]:
+    """Return the folder in which a job's commands start, and that of our own code; on Slurm both as the run found them.
+
+    A job of this machine runs the code as it lies here, and does not outlive its day.
+    """
+    here = files.config_root().parent
+    if not isinstance(decided.cluster.launcher, SlurmConfig):
+        return str(here), None
+    return str(snapshot(run, here)), str(snapshot(run, Path(__file__).resolve().parents[1]))
+
+
+def nodes_of(probe: ProbeDir, decided: plan.StagePlan) -> int:
+    """Return how many nodes a probe of some GPUs takes."""
+    return -(-int((read_json(probe.order) or {})["gpus"]) // decided.cluster.gpus_per_node)
 
 
 def command_at(where: JobDir, decided: plan.StagePlan) -> tuple[str, ...]:
@@ -131,7 +166,7 @@ def command_at(where: JobDir, decided: plan.StagePlan) -> tuple[str, ...]:
 
 def placeholders(where: JobDir, decided: plan.StagePlan) -> dict[str, str]:
     """Return what the trainer's commands may name, and what it stands for."""
-    python = "python" if decided.cluster.environment.kind == "venv" else sys.executable
+    python = sys.executable if decided.cluster.environment.kind == "none" else "python"
     return {"{python}": python, "{stage_dir}": str(where.path), "{config}": str(where.config)}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tasks import probe as probes
-from tasks.launch import job_at, job_name, launcher_of
+from tasks.launch import job_at, job_name, launcher_of, nodes_of
 from tasks.launchers import Job
 from tasks.patience import PROBE_HOURS
 from tasks.plan import StagePlan
@@ -95,8 +95,7 @@ def _bought(stage: StageDir, decided: StagePlan) -> list[tuple[ProbeDir, Job]]:
 
 
 def _job(stage: StageDir, decided: StagePlan, probe: ProbeDir) -> Job:
-    gpus = int((read_json(probe.order) or {})["gpus"])
-    nodes = -(-gpus // decided.cluster.gpus_per_node)
+    nodes = nodes_of(probe, decided)
     name = job_name(stage, 1, probe.name)
     return job_at(probe, decided, name=name, attempt=1, nodes=nodes, hours=min(decided.hours, PROBE_HOURS))
 

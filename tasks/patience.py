@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from tasks.config.launchers import SlurmConfig
 from tasks.plan import StagePlan
 
 REPAIR_HOURS = 1.0  # what attempts after lost ones may add
@@ -15,7 +17,17 @@ def timeout_seconds(decided: StagePlan) -> float:
 
     The looks themselves end a stage before that; this is for whoever calls them, whose own limit may be shorter.
     """
-    return 3600.0 * (decided.cluster.queue_hours + decided.hours + REPAIR_HOURS) + probing_seconds(decided)
+    queues = decided.cluster.queue_hours * queued_times(decided)
+    return 3600.0 * (queues + decided.hours + REPAIR_HOURS) + probing_seconds(decided)
+
+
+def queued_times(decided: StagePlan) -> int:
+    """Return how often a stage's job may wait in its queue: once a segment, and on Slurm once a repair in a row."""
+    launcher = decided.cluster.launcher
+    if not isinstance(launcher, SlurmConfig):
+        return 1
+    segments = math.ceil(decided.hours / launcher.segment_hours) if launcher.segment_hours else 1
+    return segments + launcher.restarts
 
 
 def probing_seconds(decided: StagePlan) -> float:

@@ -122,6 +122,11 @@ class JobDir:
         return self.path.name
 
     @property
+    def run(self) -> RunDir:
+        """The run this folder belongs to."""
+        return RunDir(self.path.parent)
+
+    @property
     def config(self) -> Path:
         """The trainer's orders."""
         return self.path / CONFIG
@@ -151,11 +156,6 @@ class StageDir(JobDir):
 
     Its name is that of the Airflow task group and the report's title alike.
     """
-
-    @property
-    def run(self) -> RunDir:
-        """The run this stage belongs to."""
-        return RunDir(self.path.parent)
 
     @property
     def forecast(self) -> Path:
@@ -246,6 +246,11 @@ class StageDir(JobDir):
 
 class ProbeDir(JobDir):
     """``gpus_64/probes/gpus_16/`` inside the allocation, ``gpus_64.1`` where it was bought: measures speed alone."""
+
+    @property
+    def run(self) -> RunDir:
+        """The run of the stage that it is a probe for."""
+        return RunDir(self.path.parents[2])
 
     @property
     def order(self) -> Path:

@@ -166,17 +166,20 @@ def _stop_if_ended(stage: StageDir, job: Job, state: JobState, decided: StagePla
 
 def _stop_if_late(stage: StageDir, decided: StagePlan, seen: dict[str, Any], state: JobState, now: float) -> None:
     if state.state == "running":
-        ran = now - (seen["running_since"] or state.started or now)
+        since = now - (seen["running_since"] or state.started or now)
+        ran = since if state.ran_seconds is None else state.ran_seconds  # without its time in queues between segments
         if ran > decided.hours * 3600 + _PATIENCE_SECONDS:
-            detail = f"it runs since {_hours(ran)} h; the stage has {decided.hours:g} h"
+            detail = f"it has run for {_hours(ran)} h; the stage has {decided.hours:g} h"
             record_cause(stage, "hours", detail)
             raise StageStopped(f"{stage.name} is stopped at step {seen['step']}: {detail}")
     if state.state == "queued":
-        submitted = (read_json(stage.job) or {}).get("submitted", now)
+        since = state.queued_since or (read_json(stage.job) or {}).get("submitted", now)
         limit = decided.cluster.queue_hours
-        if now - submitted > limit * 3600 + _PATIENCE_SECONDS:
+        if now - since > limit * 3600 + _PATIENCE_SECONDS:
+            why = f" ({state.expects})" if state.expects else ""
             detail = (
-                f"it waits since {_hours(now - submitted)} h; cluster {decided.cluster.name} has queue_hours: {limit:g}"
+                f"it waits since {_hours(now - since)} h{why}; cluster {decided.cluster.name} has "
+                f"queue_hours: {limit:g}"
             )
             record_cause(stage, "queue", detail)
             raise StageStopped(f"{stage.name} is given up: {detail}")
@@ -189,6 +192,7 @@ def _hours(seconds: float) -> str:
 def _look(stage: StageDir, decided: StagePlan, state: JobState, seen: dict[str, Any]) -> Look:
     loss, speed = seen.get("loss"), seen.get("tokens_per_gpu_second")
     line = f"{stage.name} {state.state}: step {seen['step']} of {decided.last_step}"
+    line += f" ({state.expects or state.reason})" if state.state in ("queued", "unknown") and state.reason else ""
     if seen.get("phase") in ("replay", "canary"):
         line += f" ({seen['phase']} {seen['at']})"
     line += f", loss {loss:.4f}" if loss is not None else ""

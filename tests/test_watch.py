@@ -162,7 +162,7 @@ def test_a_stage_beyond_its_hours_is_stopped(running):
     stage = running()
     now = look(stage) and read_json(stage.watch)["last_look"]
     look(stage, now=now + 3600)  # at the limit its own launcher ends it, which may take a moment
-    with pytest.raises(StageStopped, match=r"gpus_8 is stopped at step 19: it runs since 192\.0 h; the stage has 1 h"):
+    with pytest.raises(StageStopped, match=r"gpus_8 is stopped at step 19: it has run for 192\.0 h; the stage has 1 h"):
         look(stage, now=now + 8 * DAY)
     assert read_json(stage.cause)["cause"] == "hours"
     assert cancel(stage).endswith("the stage has 1 h")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictStr, Tag
+from pydantic import BeforeValidator, Discriminator, Field, StrictBool, Tag
 
 from tasks.config.values import Count, CountOrZero, NotNegative, Positive, Strict, Text
 
