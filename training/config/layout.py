@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from training.config.model import ModelShape
 
@@ -37,33 +38,42 @@ class Layout:
     def misfits(self, shape: ModelShape, sequence_length: int, processes: int) -> Iterator[str]:
         """Yield what does not divide, each a sentence that names what to change."""
         yield from self.uneven(shape, sequence_length)
+        if uneven := self.shared_by(processes):
+            yield uneven
+
+    def shared_by(self, processes: int) -> str | None:
+        """Say why so many processes cannot hold whole copies of the model, if so."""
         together = self.group * self.shard
-        if processes % together:
-            near = sorted({processes // together * together, -(-processes // together) * together} - {0})
-            yield (
-                f"{processes} processes do not divide by tensor {self.tensor} x pipeline {self.pipeline} x shard "
-                f"{self.shard}; processes: {' or '.join(map(str, near))} would"
-            )
+        if processes % together == 0:
+            return None
+        near = sorted({processes // together * together, -(-processes // together) * together} - {0})
+        return (
+            f"{processes} processes do not divide by tensor {self.tensor} x pipeline {self.pipeline} x shard "
+            f"{self.shard}; {' or '.join(map(str, near))} would"
+        )
 
     def uneven(self, shape: ModelShape, sequence_length: int) -> Iterator[str]:
-        """Yield what of the model does not divide by what of the layout."""
-        if shape.heads % self.tensor:
-            yield f"{shape.heads} heads do not divide by tensor {self.tensor}"
-        for name in ("ffn", "vocabulary"):
-            if (count := getattr(shape, name)) % self.tensor:
-                yield f"{name} {count} does not divide by tensor {self.tensor}"
-        if self.tensor > 1 and self.sequence_parallel and sequence_length % self.tensor:
-            yield (
-                f"sequence_length {sequence_length} does not divide by tensor {self.tensor}; "
-                "with sequence_parallel: false it need not"
-            )
+        """Yield what of the model does not divide by what of the layout, the first along each axis."""
+        yield from islice(self._tensor(shape, sequence_length), 1)
         interleaved = f" x stages_per_rank {self.stages_per_rank}" if self.stages_per_rank > 1 else ""
         if shape.layers % (self.pipeline * self.stages_per_rank):
             yield f"{shape.layers} layers do not divide by pipeline {self.pipeline}{interleaved}"
         elif interleaved and self.pipeline == 1:
             yield f"stages_per_rank {self.stages_per_rank} needs a pipeline of at least 2"
-        if self.tensor > 1 and self.shard > 1:  # a matrix that both cut along the same side is cut evenly or not at all
-            for name in ("hidden", "ffn", "vocabulary"):
-                count = getattr(shape, name)
-                if not count % self.tensor and count % (self.tensor * self.shard):
-                    yield f"{name} {count} does not divide by tensor {self.tensor} x shard {self.shard}"
+
+    def _tensor(self, shape: ModelShape, sequence_length: int) -> Iterator[str]:
+        widths = {name: getattr(shape, name) for name in ("hidden", "ffn", "vocabulary")}
+        if shape.heads % self.tensor:
+            yield f"{shape.heads} heads do not divide by tensor {self.tensor}"
+        for name, width in widths.items():
+            if width % self.tensor:
+                yield f"{name} {width} does not divide by tensor {self.tensor}"
+        if self.sequence_parallel and sequence_length % self.tensor:
+            yield (
+                f"sequence_length {sequence_length} does not divide by tensor {self.tensor}; "
+                "with sequence_parallel: false it need not"
+            )
+        for name, width in widths.items():
+            # FSDP2 pads rows that shards share unevenly, but not where tensor ranks have shared them before.
+            if self.tensor > 1 and width % (self.tensor * self.shard):
+                yield f"{name} {width} does not divide by tensor {self.tensor} x shard {self.shard}"
