@@ -127,6 +127,8 @@ def reference(repeats: Sequence[Repeat]) -> dict[str, Any]:
     facts = repeats[0].seen.stage
     if not facts.fingerprint:
         raise ScaleupError("the trainer's header names no fingerprint of the data, and a reference is of one data set")
+    if facts.synthetic:
+        raise ScaleupError("the samples are synthetic: a loss on random tokens is no reference for any other")
     return {
         "experiment": plan_of(repeats[0].stage).experiment,
         "fingerprint": facts.fingerprint,

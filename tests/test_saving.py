@@ -19,7 +19,7 @@ def saved(tmp_path):
     """A saver of one process, its records, and its state."""
     records = []
     stage = order(tmp_path / "gpus_8", span(1, 9, 8))
-    written = Written(stage, read_config(stage), "0" * 64)
+    written = Written(stage, read_config(stage), "0" * 64, lambda cursor: {})
     saver = Saver(written, World(), lambda kind, **values: records.append(values))
     return saver, records, {"model.weight": torch.arange(4.0)}, stage / "checkpoints"
 

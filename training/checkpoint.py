@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from training import manifest
-from training.config import CHECKPOINTS, ConfigError, Start, TrainConfig
+from training.config import CHECKPOINTS, ConfigError, Data, Start, TrainConfig
+from training.config.data import skipped_otherwise
 from training.manifest import Manifest
 from training.processes import World
 
@@ -88,17 +89,25 @@ def identity(config: TrainConfig, fingerprint: str) -> dict[str, Any]:
         "sequence_length": config.sequence_length,
         "seed": config.seed,
         "fingerprint": fingerprint,
+        "skip_samples": [list(skipped) for skipped in Data.of(config.data).skip_samples],
     }
 
 
 def _mismatches(found: Manifest, config: TrainConfig, fingerprint: str, weights_only: bool = False) -> list[str]:
     wanted = identity(config, fingerprint)
-    names = ["model"] if weights_only else list(wanted)
-    return [
+    names = ["model"] if weights_only else [name for name in wanted if name != "skip_samples"]
+    skips = None if weights_only else _skipped_otherwise(found, config)
+    return [f"{found.folder} cannot go on: {skips}"] * bool(skips) + [
         f"{found.folder} was written with {name} {found.extra.get(name)!r}, this stage has {wanted[name]!r}"
         for name in names
         if found.extra.get(name) != wanted[name]
     ]
+
+
+def _skipped_otherwise(found: Manifest, config: TrainConfig) -> str | None:
+    """Say which samples behind a checkpoint the orders leave out otherwise than it did; what lies ahead may change."""
+    was = tuple((first, end) for first, end in found.extra.get("skip_samples", []))
+    return skipped_otherwise(was, Data.of(config.data).skip_samples, found.extra.get("cursor", 0))
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,17 @@ def evaluate(checkpoint: Path, config_path: Path) -> dict[str, object]:
         raise ConfigError("; ".join(problems))
     config = read_config(config_path.parent)
     found = manifest.read(checkpoint)
-    corpus = data.load(config.data)
+    dataset = data.open_dataset(config.data, config.model.vocabulary)
     world = World()
     model = GPT(config.model, config.seed)
     State(weights(dict(model.named_parameters())), world).load(Resume(found, weights_only=True))
-    samples = data.held_out_samples(corpus, config.held_out.sequences, config.sequence_length)
+    samples = dataset.held_out(config.held_out.sequences, config.sequence_length)
     return {
         "loss": held_out_loss(model, samples, world, config.precision),
         "step": found.step,
         "tokens": found.tokens,
         "sequences": len(samples),
-        "fingerprint": corpus.fingerprint,
+        "fingerprint": dataset.fingerprint,
         "manifest_sha256": found.digest,
     }
 

@@ -27,7 +27,7 @@ class Order:
 
     stage_dir: Path
     config: TrainConfig
-    corpus: data.Corpus
+    dataset: data.Dataset
     resume: Resume
     processes: int
     stop: StopRequest
@@ -38,17 +38,19 @@ class Loop:
 
     def __init__(self, order: Order, world: World) -> None:
         """Build the model on its processes and put the state in place that the job begins from."""
-        config, corpus = order.config, order.corpus
+        config, dataset = order.config, order.dataset
         torch.manual_seed(config.seed)
         self.order, self.config, self.world = order, config, world
-        stream = data.Stream(corpus.train, config.sequence_length, config.seed)
-        self.held_out = data.held_out_samples(corpus, config.held_out.sequences, config.sequence_length)
-        self.engine = engine.engine(config, stream, world)
+        stream = dataset.stream(config.sequence_length, config.seed)
+        self.samples = data.Prefetcher(stream, dataset.orders.prefetch_steps)
+        self.held_out = dataset.held_out(config.held_out.sequences, config.sequence_length)
+        self.engine = engine.engine(config, self.samples, world)
         parameters = self.engine.placed.parameters
         self.updater = Updater(self.engine.placed, world, config)
         self.state = State(weights(parameters) | self.updater.state(), world)
         self.records = Recorder(order, world)
-        self.saver = Saver(Written(order.stage_dir, config, corpus.fingerprint), world, self.records.write)
+        written = Written(order.stage_dir, config, dataset.fingerprint, stream.state)
+        self.saver = Saver(written, world, self.records.write)
         self.pace = Pace(config.checkpointing.every_minutes, world)
         self.progress = self.state.load(order.resume)
         copies = self.engine.placed.copies
@@ -58,6 +60,8 @@ class Loop:
         """Train from where the stage is to its last step, or until somebody asks to save and stop."""
         if not self.order.resume.own:
             self.evaluate("start")
+        batches = (span.batch_sequences for span, _ in steps(self.config, self.progress))
+        self.samples.follow(data.coming(batches, self.progress.cursor))
         for span, step in steps(self.config, self.progress):
             begin, scale = time.perf_counter(), self.updater.loss_scale
             result = self.engine.gradients(self.progress.cursor, span.batch_sequences, bool(self.order.stop), scale)
@@ -133,7 +137,7 @@ class Recorder:
         """Open the file and write the attempt's header."""
         self.config = order.config
         self.records = Records(order.stage_dir / METRICS, self.config.attempt) if world.first else None
-        said = header(order.config, order.corpus, order.processes, order.resume.to_json())
+        said = header(order.config, order.dataset, order.processes, order.resume.to_json())
         self.write("header", **said)
 
     def write(self, kind: str, **values: object) -> None:

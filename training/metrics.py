@@ -16,7 +16,7 @@ import torch
 
 from training import step_time
 from training.config import SCHEMA, Nature, TrainConfig
-from training.data import Corpus
+from training.data import Dataset
 
 _REAL = ("step", "tokens", "loss", "batch", "grad_norm", "learning_rate", "phase", "held_out_loss",
          "loss_scale", "skipped_steps", "gradient_noise_sequences")  # fmt: skip
@@ -49,15 +49,16 @@ class Records:
         os.close(self._file)
 
 
-def natures(emulated: bool) -> dict[str, Nature]:
-    """Return of each field whether it is real, measured or modelled."""
+def natures(emulated: bool, synthetic: bool = False) -> dict[str, Nature]:
+    """Return of each field whether it is real, measured, modelled, or of synthetic samples."""
     times: Nature = "modelled" if emulated else "measured"
     fields: dict[str, Nature] = dict.fromkeys(_REAL, "real")
     measured: dict[str, Nature] = dict.fromkeys(("wall_seconds", "time", "checkpoint_age_seconds"), "measured")
-    return fields | dict.fromkeys(_TIMES, times) | measured
+    learnt: dict[str, Nature] = dict.fromkeys(("loss", "grad_norm", "held_out_loss"), "synthetic") if synthetic else {}
+    return fields | dict.fromkeys(_TIMES, times) | measured | learnt
 
 
-def header(config: TrainConfig, corpus: Corpus, processes: int, resumed: Mapping[str, Any]) -> dict[str, Any]:
+def header(config: TrainConfig, dataset: Dataset, processes: int, resumed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the first record of an attempt: who writes what follows, from what, and what its numbers are."""
     emulation = config.emulation
     return {
@@ -72,11 +73,11 @@ def header(config: TrainConfig, corpus: Corpus, processes: int, resumed: Mapping
         "emulated": emulation is not None,
         "seed": config.seed,
         "parameters": config.model.parameters,
-        "data": config.data,
-        "fingerprint": corpus.fingerprint,
-        "data_files": corpus.files,
-        "data_bytes": {"train": len(corpus.train), "held_out": len(corpus.held_out)},
-        "fields": natures(emulation is not None),
+        "data": config.to_json()["data"],
+        "fingerprint": dataset.fingerprint,
+        "data_files": dataset.files,
+        "data_tokens": dataset.tokens,
+        "fields": natures(emulation is not None, dataset.synthetic),
         "modelled": {"seed": emulation.seed, "formula": step_time.FORMULA} if emulation else None,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         **resumed,

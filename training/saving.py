@@ -40,6 +40,7 @@ class Written:
     stage_dir: Path
     config: TrainConfig
     fingerprint: str
+    data_state: Callable[[int], Mapping[str, Any]]  # of a cursor: how far each source has been read
 
     def folder(self, step: int) -> Path:
         """Return where the checkpoint of a step appears when it is whole."""
@@ -55,7 +56,8 @@ class Written:
             purpose=purpose,
             world=config.gpus,
             config_digest=manifest.digest_of(config.to_json()),
-            extra=identity(config, self.fingerprint) | {"cursor": progress.cursor},
+            extra=identity(config, self.fingerprint)
+            | {"cursor": progress.cursor, "data": dict(self.data_state(progress.cursor))},
         )
         folder = self.folder(progress.step)
         manifest.publish(writing, folder)

@@ -17,6 +17,7 @@ RUN_KEYS = ("hand_over_steps", "canary_steps")  # of the experiment, which a reh
 PACE_KEYS = ("hours", "steps", "tokens", "live")  # of every stage, which a rehearsal may change for all at once
 STAGE_KEYS = (*PACE_KEYS, "batch_sequences", "learning_rate", "gates", "probes", "probe_gpus")
 RECIPE_KEYS = tuple(Recipe.model_fields)
+CUT_KEYS = ("layout", "processes", "micro_batch_sequences", "activation_checkpointing")  # a rehearsal says its own
 
 
 def dump(model: Strict) -> dict[str, Any]:
@@ -37,9 +38,11 @@ def rehearsed_stage(stage: Mapping[str, Any], *overrides: Mapping[str, Any]) -> 
 
 
 def rehearsed_recipe(train: Mapping[str, Any], *overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay overrides over a recipe; data parallel over all GPUs unless one of them says a layout."""
-    merged: dict[str, Any] = {key: value for key, value in train.items() if key not in ("layout", "processes")}
+    """Lay overrides over a recipe; how a model is cut onto GPUs says nothing of how its rehearsal is: data parallel."""
+    merged: dict[str, Any] = {key: value for key, value in train.items() if key not in CUT_KEYS}
     for override in overrides:
+        if "data" in override:  # other data has no sample in common, so what is skipped of the one is not of the other
+            merged.pop("data", None)
         merged = deep_merge(merged, {key: value for key, value in override.items() if key in RECIPE_KEYS})
     return merged
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StrictBool
 
-from tasks.config.cluster import Count, CountOrZero, NotNegative, Part, Positive, Strict, Text
+from tasks.config.cluster import Count, CountOrZero, NotNegative, Part, Positive, Strict
+from tasks.config.data import DataChoice
 from training import config as contract
 
 
@@ -24,6 +25,9 @@ class Layout(Strict):
     tensor: Count = 1
     pipeline: Count = 1
     shard: Count = 1
+    sequence_parallel: StrictBool = Field(default=True, description="tensor ranks share the sequence between matrices")
+    stages_per_rank: Count = Field(default=1, description="of a pipeline; more than one interleaves them")
+    cpu_offload: StrictBool = Field(default=False, description="shards wait in the host's memory")
 
     @property
     def group(self) -> int:
@@ -107,15 +111,24 @@ class Recipe(Strict):
 
     model: Model = Field(description="layers, hidden, heads, ffn, vocabulary")
     sequence_length: Count = Field(description="tokens of one sequence")
-    micro_batch_sequences: Count = 1
+    micro_batch_sequences: Count | None = Field(default=None, description="of one forward pass; else what suits it")
     precision: Literal["float32", "bf16", "fp16"] = "bf16"
     loss_scale: LossScaleConfig = LossScaleConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
-    data: Text = "stdlib"
+    data: DataChoice = "stdlib"
     layout: Layout = Layout()
     activation_checkpointing: StrictBool = False
     checkpointing: CheckpointingConfig = CheckpointingConfig()
     held_out: HeldOutConfig = HeldOutConfig()
     processes: Count | None = Field(default=None, description="real processes; fewer than GPUs means virtual ranks")
     reduction: Literal["batched", "exact"] = "batched"
+
+    @property
+    def cut(self) -> contract.Layout:
+        """How the trainer cuts model and batch onto its processes."""
+        return contract.Layout(
+            **self.layout.model_dump(),
+            micro_batch_sequences=self.micro_batch_sequences,
+            activation_checkpointing=self.activation_checkpointing,
+        )

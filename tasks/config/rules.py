@@ -8,6 +8,7 @@ from itertools import pairwise
 from tasks.config import rates
 from tasks.config.as_trained import AsTrained, as_trained
 from tasks.config.cluster import Cluster
+from tasks.config.data import is_synthetic
 from tasks.config.errors import Problem
 from tasks.config.experiment import Experiment, Stage
 from tasks.config.recipe import Recipe
@@ -132,8 +133,22 @@ def _stage(experiment: Experiment, index: int, trained: AsTrained, *, rehearsed:
         processes = trained.recipe.processes
         if processes and trained.stage.gpus % processes:
             yield Problem(path("processes"), f"{processes} processes cannot share {trained.stage.gpus} ranks evenly")
+        if processes and (uneven := trained.recipe.cut.shared_by(processes)):
+            yield Problem(path("processes"), uneven)
     else:
         yield from _fed(path("batch_sequences"), trained)
+    if is_synthetic(trained.recipe.data):
+        yield from _judged(path("gates"), path("data"), trained.stage)
+
+
+def _judged(where: str, said: str, stage: Stage) -> Iterator[Problem]:
+    """Random tokens teach nothing, so no gate may judge what was learnt."""
+    from tasks.gates.core import gate_of  # needs pandas
+
+    for key in stage.asked:
+        if gate_of(key).judges_learning:
+            text = f"judges a loss, and {said} is synthetic: random tokens show nothing; write {key}: dropped"
+            yield Problem(f"{where}.{key}", text)
 
 
 def _path(experiment: Experiment, index: int, key: str, rehearsed: bool) -> str:
@@ -165,13 +180,10 @@ def _groups(where: str, gpus: int, recipe: Recipe) -> Iterator[Problem]:
 
 def _shape(where: str, model_path: str, recipe: Recipe) -> Iterator[Problem]:
     """The model divides into its heads, and into what one GPU of a group holds."""
-    layout, model = recipe.layout, recipe.model
+    model = recipe.model
     if model.hidden % model.heads:
         yield Problem(model_path, f"hidden {model.hidden} does not divide by heads {model.heads}")
-    if model.heads % layout.tensor:
-        yield Problem(where, f"{model.heads} heads do not divide by tensor {layout.tensor}")
-    if model.layers % layout.pipeline:
-        yield Problem(where, f"{model.layers} layers do not divide by pipeline {layout.pipeline}")
+    yield from (Problem(where, uneven) for uneven in recipe.cut.uneven(model.shape, recipe.sequence_length))
 
 
 def _fitting(gpus: int, recipe: Recipe) -> str:

@@ -157,6 +157,11 @@ class Gate:
         return {n: p for n, p in inspect.signature(self.function).parameters.items() if p.kind is p.KEYWORD_ONLY}
 
     @property
+    def judges_learning(self) -> bool:
+        """Whether it claims something of what was learnt; that a loss is finite is a claim about numbers."""
+        return bool({"loss", "held_out", "replay"} & set(self.needs)) and self.name != "finite_loss"
+
+    @property
     def moments(self) -> tuple[When, ...]:
         """All moments at which the gate is judged."""
         return (self.when, *self.also)
@@ -219,6 +224,8 @@ def _answer(gate: Gate, evidence: Evidence, given: Mapping[str, Any]) -> Check:
     import numpy as np
 
     try:
+        if evidence.stage.synthetic and gate.judges_learning:
+            raise Unusable("the samples are synthetic: a loss on random tokens is no evidence of what was learnt")
         with np.errstate(all="ignore"):  # what comes of 1e300 is judged below, and nobody's log is filled with it
             return gate.function(evidence, **given)
     except Undecided as reason:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from training.config.data import SYNTHETIC
+
 if TYPE_CHECKING:  # DAG files read the gates' names and thresholds at every parse: no frames for that
     import pandas as pd
 
@@ -32,6 +34,11 @@ class StageFacts:
     tier_ends: tuple[int, ...] = ()  # the most GPUs of each tier; of the last, of the cluster
     asks_canary: bool = False  # its `canary` gate is asked and enforced
     steps_at_stake: int = 0  # of the real stage until its canary has judged; all of them where none is asked
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether it trains on random tokens, of which nothing can be learnt."""
+        return self.fingerprint.startswith(SYNTHETIC)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks.config import data
 from tasks.config.cluster import Link
 from tasks.plan.rates import optimizer
 from training import config as contract
@@ -33,7 +34,8 @@ def train_config(plan: StagePlan, run_id: str, attempt: int, start_checkpoint: s
         spans=plan.spans,
         start=start,
         hand_over_step=plan.hand_over_step,
-        data=recipe.data,
+        data=data.orders(recipe.data),
+        layout=recipe.cut,
         precision=recipe.precision,
         loss_scale=contract.LossScale(**recipe.loss_scale.model_dump()),
         optimizer=optimizer(plan.trained, plan.first_batch_sequences),
@@ -59,7 +61,7 @@ def _emulation(plan: StagePlan) -> Emulation | None:
         recipe_shard=recipe.layout.shard,
         recipe_tensor=recipe.layout.tensor,
         recipe_pipeline=recipe.layout.pipeline,
-        recipe_micro_batch_sequences=recipe.micro_batch_sequences,
+        recipe_micro_batch_sequences=recipe.micro_batch_sequences or 1,
         gpus_per_node=cluster.gpus_per_node,
         flops_per_gpu=flops,
         memory_gib_per_gpu=memory,

@@ -97,13 +97,13 @@ class Story:
 
     @property
     def numbers(self) -> list[tuple[str, str]]:
-        """(nature, fields) as the trainer's header says: real, measured, modelled."""
+        """(nature, fields) as the trainer's header says: real, measured, modelled, synthetic."""
         fields: Mapping[str, str] = (self.metrics.header if self.metrics else {}).get("fields") or {}
         found = [(nature, sorted(n for n, is_a in fields.items() if is_a == nature)) for nature in _NATURES]
         return [(nature, ", ".join(names)) for nature, names in found if names]
 
 
-_NATURES = ("real", "measured", "modelled")
+_NATURES = ("real", "measured", "modelled", "synthetic")
 _FILES = ("config", "forecast", "verdict", "promotion", "leave", "cause", "job")
 _EXPECTED = {
     "forecast": "no forecast was registered before it started",

@@ -197,10 +197,10 @@ def promoter(promotion: Mapping[str, Any]) -> str:
 
 
 def numbers_tags(stage: StageDir) -> dict[str, str]:
-    """Return which fields are real, measured and modelled, as the trainer's header says."""
+    """Return which fields are real, measured, modelled and synthetic, as the trainer's header says."""
     fields: Mapping[str, str] = header(stage.metrics).get("fields") or {}
     found = {}
-    for nature in ("real", "measured", "modelled"):
+    for nature in ("real", "measured", "modelled", "synthetic"):
         names = sorted(name for name, is_a in fields.items() if is_a == nature)
         if names:
             found[f"scaleup.numbers.{nature}"] = ", ".join(names)

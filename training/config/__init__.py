@@ -6,7 +6,7 @@ flushed whole. Exit 0 when the last step is done. No torch here, so that ``tasks
 A line of ``metrics.jsonl`` has a ``kind``; a line without one is a step:
 
 * ``header``      written once an attempt, first: who wrote what follows, and of each field whether it is
-                  *real*, *measured* or *modelled* (``fields``)
+                  *real*, *measured*, *modelled*, or *synthetic*: of random tokens, so no evidence (``fields``)
 * ``step``        one optimizer step; :data:`REQUIRED` must be there, the rest is optional
 * ``held_out``    loss on the fixed held-out set; ``at`` is ``start | step | end``
 * ``checkpoint``  a checkpoint became whole: ``step``, ``path``, ``purpose``, ``seconds``, ``bytes``, and
@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from training.config.compression import Compression
+from training.config.data import Data, DataSource
 from training.config.emulation import Emulation, Link
-from training.config.errors import ConfigError
+from training.config.errors import ConfigError, DataError
 from training.config.keeping import Checkpointing, HeldOut
 from training.config.layout import Layout
 from training.config.model import ModelShape
@@ -34,8 +35,9 @@ from training.config.reading import build
 from training.config.steps import PhaseName, Schedule, Span, Start
 
 __all__ = [
-    "Checkpointing", "Compression", "ConfigError", "Emulation", "HeldOut", "Layout", "Link", "LossScale", "ModelShape",
-    "Nature", "Optimizer", "PhaseName", "Schedule", "Span", "Start", "TrainConfig", "read_config",
+    "Checkpointing", "Compression", "ConfigError", "Data", "DataError", "DataSource", "Emulation", "HeldOut", "Layout",
+    "Link", "LossScale", "ModelShape", "Nature", "Optimizer", "PhaseName", "Schedule", "Span", "Start", "TrainConfig",
+    "read_config",
 ]  # fmt: skip
 
 CONFIG = "config.json"
@@ -43,7 +45,7 @@ METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 SCHEMA = 1
 
-Nature = Literal["real", "measured", "modelled"]
+Nature = Literal["real", "measured", "modelled", "synthetic"]
 
 REQUIRED = ("step", "tokens", "loss", "step_seconds")
 OPTIONAL = (
@@ -84,7 +86,7 @@ class TrainConfig:
     spans: tuple[Span, ...]
     start: Start = Start()
     hand_over_step: int | None = None  # write a checkpoint of purpose hand_over after this step
-    data: str = "stdlib"
+    data: str | Data = "stdlib"  # a word is one source, all of its samples
     layout: Layout = Layout()
     compression: Compression | None = None  # of gradients between copies of the model; None: float32 as they are
     precision: Literal["float32", "bf16", "fp16"] = "float32"

@@ -11,6 +11,7 @@ from typing import Literal
 from training.config.errors import ConfigError
 
 Range = tuple[int, int]
+SYNTHETIC = "synthetic"  # the word for random tokens, with which the fingerprint of such data begins
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Data:
         for index, source in enumerate(self.sources):
             if not 0 < source.weight < float("inf"):
                 raise ConfigError(f"data.sources.{index}.weight: {source.weight!r} is no positive number")
-        if len(self.sources) > 1 and any(source.path == "synthetic" for source in self.sources):
+        if len(self.sources) > 1 and any(source.path == SYNTHETIC for source in self.sources):
             raise ConfigError("data.sources: synthetic samples stand alone; remove the other sources")
         if self.prefetch_steps < 0:
             raise ConfigError(f"data.prefetch_steps: {self.prefetch_steps} is negative; 0 reads on the spot")

@@ -28,7 +28,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     """Return ``value`` as its field's type says: nested dataclasses, tuples in place of lists, the rest as it is."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return None if value is None else _typed(next(i for i in inner if i is not type(None)), value, where)
+        return None if value is None else _typed(_member(inner, value), value, where)
     if origin is Literal and value not in inner:
         raise ConfigError(f"{where}: {value!r} is none of {', '.join(map(str, inner))}")
     if dataclasses.is_dataclass(hint):
@@ -43,6 +43,13 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     if hint in (int, float, str, bool) and not _fits(hint, value):
         raise ConfigError(f"{where}: {value!r} is no {hint.__name__}")
     return value
+
+
+def _member(kinds: tuple[Any, ...], value: Any) -> Any:
+    """Return the one of several types that a value may be of: a mapping is a dataclass, else the first that is none."""
+    some = [kind for kind in kinds if kind is not type(None)]
+    wanted = [kind for kind in some if dataclasses.is_dataclass(kind) == isinstance(value, Mapping)]
+    return (wanted or some)[0]
 
 
 def _fits(hint: type, value: Any) -> bool:

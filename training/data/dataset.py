@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from training.config import ConfigError
-from training.config.data import Data, Skips
+from training.config.data import SYNTHETIC, Data, Skips
 from training.data.corpus import Corpus
 from training.data.sources import Source, open_source
 from training.data.stream import MixedStream, Stream, evenly
 from training.data.synthetic import Synthetic
 from training.data.tokens import InMemory
 
-SYNTHETIC = "synthetic"
 _HELD_OUT_SEED = 1  # added to the seed of synthetic samples for those that are held out
 
 

@@ -32,9 +32,10 @@ class _Step:
 class Prefetcher:
     """A stream whose next steps are ready when they are asked for; it holds at most ``ahead`` steps' shares."""
 
-    def __init__(self, stream: Samples, steps: Iterable[tuple[int, int]], ahead: int, workers: int = 1) -> None:
-        """``steps`` are all coming ones in turn, as (cursor, batch); ``ahead`` of them are made ready."""
-        self._stream, self._coming, self._ahead = stream, iter(steps), ahead
+    def __init__(self, stream: Samples, ahead: int, workers: int = 1) -> None:
+        """``ahead`` steps are made ready, none before :meth:`follow` has said which there are."""
+        self._stream, self._ahead = stream, ahead
+        self._coming: Iterator[tuple[int, int]] = iter(())
         self._steps: list[_Step] = []  # the one that runs, then those made ready
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix="data") if ahead > 0 else None
         self.late = 0  # requests that had not been foretold
@@ -55,11 +56,15 @@ class Prefetcher:
             return self._stream.samples(first, count)
         return step.ready.result()[first - step.ready_from : first - step.ready_from + count]
 
+    def follow(self, steps: Iterable[tuple[int, int]]) -> None:
+        """Make ready from now on what these steps will ask for: (cursor, batch) of each in turn."""
+        self._coming = iter(steps)
+
     def close(self) -> None:
         """Drop what nobody will ask for, and return when no thread is left."""
         if self._workers:
             self._workers.shutdown(wait=True, cancel_futures=True)
-        self._steps, self._coming = [], iter(())
+        self._steps, self._coming, self._workers = [], iter(()), None
 
     def _enter(self, first: int, count: int) -> _Step | None:
         """Return the step that a request is of, having gone on to it where it is a later one."""

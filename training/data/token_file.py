@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from training.config import ConfigError
+from training.config import ConfigError, DataError
 
 # Torch has few operations on unsigned integers: they are mapped as signed ones, and the sign is masked away.
 _SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -57,14 +57,14 @@ class TokenFile:
         return len(self._tokens)
 
     def cut(self, starts: Tensor, width: int) -> Tensor:
-        """Return ``width`` tokens from each start on; raise ConfigError where the file is no longer what it was."""
+        """Return ``width`` tokens from each start on; raise DataError where the file is no longer what it was."""
         self._refuse_changed()
         found = self._tokens.unfold(0, width, 1).index_select(0, starts).to(torch.int64)
         if self._mask is not None:
             found &= self._mask
         if self._below is not None and len(found) and not 0 <= int(found.min()) <= int(found.max()) < self._below:
             bad = int(found[(found < 0) | (found >= self._below)][0])
-            raise ConfigError(
+            raise DataError(
                 f"data: {self.path} holds the token {bad}, and model.vocabulary is {self._below}; "
                 "is it of this tokenizer, and of this type?"
             )
@@ -87,4 +87,4 @@ class TokenFile:
             return
         was, size = self._seen[0], now[0]
         what = f"it had {was} bytes and has {size}" if size != was else "somebody wrote into it"
-        raise ConfigError(f"data: {self.path} changed while this job reads it: {what}")
+        raise DataError(f"data: {self.path} changed while this job reads it: {what}")
