@@ -13,14 +13,17 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
-Purpose = Literal["periodic", "hand_over", "final"]
+Purpose = Literal["periodic", "hand_over", "final", "forensic"]
+_QUARANTINE = ".quarantined"  # hidden: neither a trainer nor a live rule takes what lies there for a checkpoint
+_SUMMED_AT_ONCE = 8  # files; hashlib lets other threads run, and one thread's SHA-256 is slower than an NVMe disk
 
 
 class ManifestError(ValueError):
@@ -47,6 +50,8 @@ class Manifest:
     files: Mapping[str, FileSum]
     time: float
     extra: Mapping[str, Any] = field(default_factory=dict)
+    layout: Mapping[str, int] = field(default_factory=dict)  # ranks along each axis of parallelism
+    commit: str | None = None  # of the code that wrote it
     schema: int = SCHEMA
     folder: Path = Path()  # where it was read from; not part of the file
     digest: str = ""  # SHA-256 of manifest.json itself: one string that stands for every byte of the checkpoint
@@ -76,14 +81,18 @@ def write(
     world: int,
     config_digest: str,
     extra: Mapping[str, Any] | None = None,
+    layout: Mapping[str, int] | None = None,
+    commit: str | None = None,
 ) -> Manifest:
     """Sum and fsync every file in ``folder``, then write its manifest whole; return it as :func:`read` would."""
     if purpose not in get_args(Purpose):
         raise ManifestError(f"{folder}: purpose {purpose!r} is none of {', '.join(get_args(Purpose))}")
-    files = {name: _sum(path, durable=True) for name, path in _files(folder).items()}
+    files = _sums(_files(folder), durable=True)
     if not files:
         raise ManifestError(f"{folder} holds no file; a checkpoint of nothing is not a checkpoint")
-    manifest = Manifest(step, tokens, purpose, world, config_digest, files, time.time(), dict(extra or {}))
+    manifest = Manifest(
+        step, tokens, purpose, world, config_digest, files, time.time(), dict(extra or {}), dict(layout or {}), commit
+    )
     plain = dataclasses.asdict(manifest)
     del plain["folder"], plain["digest"]
     _write_whole(folder / MANIFEST, json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n")
@@ -112,17 +121,26 @@ def read(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         raw = path.read_bytes()
-        plain = json.loads(raw)
-        plain["files"] = {name: FileSum(**value) for name, value in plain["files"].items()}
-        manifest = Manifest(**plain, folder=folder, digest=hashlib.sha256(raw).hexdigest())
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ManifestError(f"{folder} has no {MANIFEST}, so nothing says what it should hold") from error
+    return dataclasses.replace(parse(raw, str(path)), folder=folder)
+
+
+def parse(raw: bytes, where: str) -> Manifest:
+    """Return the manifest that some bytes are; raise :class:`ManifestError`, naming ``where`` they were found."""
+    try:
+        plain = json.loads(raw)
+        plain["files"] = {name: FileSum(**value) for name, value in plain["files"].items()}
+        manifest = Manifest(**plain, digest=hashlib.sha256(raw).hexdigest())
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ManifestError(f"{path} is not a manifest ({type(error).__name__}: {error})") from error
+        raise ManifestError(f"{where} is not a manifest ({type(error).__name__}: {error})") from error
     if manifest.schema != SCHEMA:
-        raise ManifestError(f"{path} has schema {manifest.schema!r}; this version reads schema {SCHEMA}")
+        raise ManifestError(f"{where} has schema {manifest.schema!r}; this version reads schema {SCHEMA}")
     if not manifest.files:
-        raise ManifestError(f"{path} names no file; a checkpoint of nothing is not a checkpoint")
+        raise ManifestError(f"{where} names no file; a checkpoint of nothing is not a checkpoint")
+    for name in manifest.files:
+        if name == MANIFEST or Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ManifestError(f"{where} names a file {name!r}, which is not inside of a checkpoint")
     return manifest
 
 
@@ -135,8 +153,13 @@ def verify(folder: Path) -> list[str]:
     present = _files(Path(folder))
     problems = [f"{folder}: {name} is missing" for name in sorted(manifest.files.keys() - present.keys())]
     problems += [f"{folder}: {name} is not in the manifest" for name in sorted(present.keys() - manifest.files.keys())]
-    for name in sorted(manifest.files.keys() & present.keys()):
-        wanted, found = manifest.files[name], _sum(present[name])
+    both = sorted(manifest.files.keys() & present.keys())
+    try:
+        sums = _sums({name: present[name] for name in both})
+    except ManifestError as error:
+        return [*problems, str(error)]
+    for name in both:
+        wanted, found = manifest.files[name], sums[name]
         if found.bytes != wanted.bytes:
             problems.append(f"{folder}: {name} has {found.bytes} bytes, the manifest says {wanted.bytes}")
         elif found.sha256 != wanted.sha256:
@@ -188,6 +211,25 @@ def prune(checkpoints: Path, keep: int) -> list[Path]:
     return removed
 
 
+def quarantine(folder: Path, because: str) -> Path:
+    """Put a damaged checkpoint out of every reader's sight, undeleted, with the reason beside it; return its place."""
+    folder = Path(folder)
+    there = folder.parent / _QUARANTINE
+    there.mkdir(exist_ok=True)
+    place = there / folder.name
+    if place.exists():  # damaged a second time, after it was written anew: the newer one is kept
+        shutil.rmtree(place)
+    os.replace(folder, place)
+    _write_whole(there / f"{folder.name}.because", because + "\n")
+    return place
+
+
+def quarantined(checkpoints: Path) -> dict[str, str]:
+    """Return the reason for each checkpoint that was put aside as damaged, by its folder's name."""
+    reasons = sorted((Path(checkpoints) / _QUARANTINE).glob("step_*.because"))
+    return {path.stem: path.read_text().strip() for path in reasons}
+
+
 def sync(path: Path) -> None:
     """Make a file's bytes, or a folder's names, survive a power failure."""
     handle = os.open(path, os.O_RDONLY)
@@ -204,6 +246,15 @@ def _pin_file(folder: Path) -> Path:
 def _files(folder: Path) -> dict[str, Path]:
     paths = (path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
     return {path.relative_to(folder).as_posix(): path for path in paths if path != folder / MANIFEST}
+
+
+def _sums(files: Mapping[str, Path], durable: bool = False) -> dict[str, FileSum]:
+    """Return the sums of several files, some at once."""
+    if len(files) < 2:
+        return {name: _sum(path, durable) for name, path in files.items()}
+    with ThreadPoolExecutor(min(_SUMMED_AT_ONCE, len(files))) as pool:
+        sums: Iterable[FileSum] = pool.map(lambda path: _sum(path, durable), files.values())
+        return dict(zip(files, sums, strict=True))
 
 
 def _sum(path: Path, durable: bool = False) -> FileSum:

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training import manifest
-
-
-class StoreError(ValueError):
-    """A store cannot take or give a checkpoint; the message says which, where and why."""
+from training.store.errors import StoreError
 
 
 @dataclass(frozen=True)
