@@ -84,10 +84,15 @@ def slurm():
 def _free_ports(count):
     """Return the first of so many ports in a row that nobody listens on; below those that the kernel gives away."""
     for first in range(20000 + os.getpid() % 50 * 200, 32000, 200):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", first))
-                return first
-            except OSError:
-                continue
+        if all(_free(port) for port in range(first, first + count)):
+            return first
     raise AssertionError(f"no {count} free ports in a row")
+
+
+def _free(port):
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
