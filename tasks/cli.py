@@ -22,6 +22,7 @@ _EXAMPLES = """examples:
   scaleup report latest                     write the reports again and say where they are
   scaleup rejudge latest --gates strict.yaml            what would other gates have said?
   scaleup calibrate gpt_stdlib --repeats 5              measure the noise that gates allow for
+  scaleup tokenize web.jsonl --tokenizer tokenizer.json --out /data/web     make token files for `data:`
   scaleup backtest history.csv              how well would small runs of yours have foretold large ones?
 
 RUN is experiment/run_id, a run id, `latest`, or experiment/latest.
@@ -72,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     _rejudge(commands)
     _calibrate(commands)
     _backtest(commands)
+    _tokenize(commands)
     return top
 
 
@@ -206,6 +208,36 @@ def _backtest(commands: Commands) -> None:
     )  # fmt: skip
     backtest.add_argument("--family", metavar="COLUMN", help="column that says what is left out together")
     backtest.add_argument("--learn", action="store_true", help="print the prior that the whole file teaches, and stop")
+
+
+_INPUTS = """IN is a file, or a folder whose files are all read:
+  *.jsonl *.ndjson (also .gz)   a document a line, its text in --field
+  *.parquet                     a document a row, its text in the column --field
+  anything else                 UTF-8 text, a document a file
+
+FOLDER then holds train.bin and held_out.bin (flat uint16 or uint32), where documents end, and index.json. An experiment
+reads it by `data: {sources: [{path: FOLDER}]}`.
+
+example: scaleup tokenize web.jsonl.gz --tokenizer tokenizer.json --document-end "<|endoftext|>" --out /data/web
+"""
+
+
+def _tokenize(commands: Commands) -> None:
+    tokenize = _command(
+        commands, "tokenize", "make token files that training reads",
+        "Encode text into a folder of tokens. The folder appears when it is whole; Ctrl-C leaves nothing behind.",
+    )  # fmt: skip
+    tokenize.epilog, tokenize.formatter_class = _INPUTS, argparse.RawDescriptionHelpFormatter
+    tokenize.add_argument("inputs", metavar="IN", nargs="*", help="a file or a folder")
+    tokenize.add_argument("--tokenizer", metavar="FILE", help="a JSON file of the library tokenizers, or: bytes")
+    tokenize.add_argument("--out", metavar="FOLDER", help="where the tokens go; it must not exist")
+    tokenize.add_argument("--document-end", metavar="TOKEN", help="a token to put behind every document; default: none")
+    tokenize.add_argument("--field", default="text", help="what holds the text in JSON lines, parquet; default: text")
+    tokenize.add_argument(
+        "--held-out-percent", type=float, default=1.0, metavar="P",
+        help="part of the documents that is kept for evaluation, chosen by the hash of their text; default: 1",
+    )  # fmt: skip
+    tokenize.add_argument("--check", metavar="FOLDER", help="compare every byte of a folder with its index, and stop")
 
 
 def _command(commands: Commands, name: str, line: str, text: str) -> argparse.ArgumentParser:

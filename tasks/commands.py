@@ -147,6 +147,28 @@ def backtest(options: Namespace) -> int:
     return 0
 
 
+def tokenize(options: Namespace) -> int:
+    """Make a folder of tokens, or compare one with its index."""
+    from pathlib import Path
+
+    from tasks.tokenize import check, tokenize
+    from tasks.tokenize.progress import shown
+
+    if options.check:
+        index, out = check(Path(options.check)), options.check
+    elif not (options.inputs and options.out and options.tokenizer):
+        raise ScaleupError("name the inputs, --tokenizer FILE (or bytes) and --out FOLDER; or --check FOLDER alone")
+    else:
+        settings = {name: getattr(options, name) for name in ("tokenizer", "document_end", "field", "held_out_percent")}
+        out = options.out
+        with shown() as tell:
+            index = tokenize(options.inputs, Path(out), tell=tell, **settings)
+    for name, part in index.parts.items():
+        print(f"{name}: {part.tokens:,} tokens of {part.documents:,} documents, {index.dtype}")
+    print(f"{out}: vocabulary {index.vocabulary}, fingerprint {index.fingerprint[:12]}")
+    return 0
+
+
 def _stage(said: str, name: str) -> StageDir:
     found = find_run(said)
     names = [decided.name for decided in ladder_of(found).stages]
