@@ -22,7 +22,7 @@ known() { # a value of run.json, which has one key a line, or a default
   echo "${found:-$2}"
 }
 
-remember() { # begun is 0 where an end of this script was seen, so that its seconds are in used already
+remember() { # begun is 0 where this script saw its end: seconds are in used then, and in cut those of a run cut off
   whole run.json << JSON
 {
  "job": "$SLURM_JOB_ID",
@@ -35,6 +35,7 @@ remember() { # begun is 0 where an end of this script was seen, so that its seco
  "fruitless": $fruitless,
  "furthest": $furthest,
  "kept": "$kept",
+ "cut": $cut,
  "nodes": "$SLURM_JOB_NODELIST"
 }
 JSON
@@ -47,8 +48,10 @@ finish() { # the end of this job, for whoever asks: reason, exit code, signal, d
 }
 
 last_word() { # on every exit of this script; without a reason Slurm knows why it ended, and may start it again
-  ((begun == 0)) || used=$((used + $(now) - begun))
-  begun=0
+  if ((begun > 0)); then
+    [ "$ended" != terminated ] || cut=$(($(now) - begun))
+    used=$((used + $(now) - begun)) begun=0
+  fi
   remember
   [ -n "$reason" ] || return 0
   whole exit.json << JSON
@@ -180,6 +183,10 @@ start_step() { # what node.sh shall do, on how many nodes
   step=$!
 }
 
+all_done() { # srun ends with 0 as well where a node was lost: what counts is what each node wrote
+  (($(cat "$folder"/ranks/*.done 2> /dev/null | wc -l) == nodes))
+}
+
 first_death() { # of a kind (signal, code, missing), the earliest that a rank wrote down: its value
   cat "$folder"/ranks/* 2> /dev/null | sort -n | awk -v kind="$1" '$2 == kind {print $3; exit}'
 }
@@ -232,7 +239,7 @@ if [ "$(cat "$folder/owner")" != "$SLURM_JOB_ID" ]; then
 fi
 started=$(known started "$(now)") used=$(known used 0) begun=$(known begun 0)
 restarts_done=$(known restarts 0) requeues=$(known requeues 0) segments=$(known segments 0)
-fruitless=$(known fruitless 0) furthest=$(known furthest 0) kept=$(known kept '')
+cut=$(known cut -1) fruitless=$(known fruitless 0) furthest=$(known furthest 0) kept=$(known kept '')
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 getent hosts "$first" > /dev/null || first=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
 export SCALEUP_FIRST_NODE=$first
@@ -241,14 +248,17 @@ export SCALEUP_PORT=$((port + SLURM_JOB_ID % 1000))
 trap last_word EXIT
 [ ! -e "$folder/cancel.json" ] || { begun=0 && finish cancelled; }
 
-if ((${SLURM_RESTART_COUNT:-0} > 0)) && ((begun > 0)); then # it was cut off: a lost node, or preempted
+if ((begun > 0)); then # its node was lost: it ran until it last wrote
   seen=$(stat -c %Y "$metrics" 2> /dev/null || echo "$begun")
-  ran=$((seen > begun ? seen - begun : 0)) begun=0 used=$((used + ran))
+  cut=$((seen > begun ? seen - begun : 0)) begun=0 used=$((used + cut))
+fi
+if ((cut >= 0)); then # a lost node, or preempted
   requeues=$((requeues + 1))
   if progressed; then fruitless=0
-  elif ((ran >= $(checkpoint_seconds))); then fruitless=$((fruitless + 1)); fi # sooner, it could not have saved
-  ((fruitless <= restarts)) || { begun=0 && finish no_progress null requeue; }
-  say "Slurm starts it again on $SLURM_JOB_NODELIST, the $requeues. time"
+  elif ((cut >= $(checkpoint_seconds))); then fruitless=$((fruitless + 1)); fi # sooner, it could not have saved
+  cut=-1
+  ((fruitless <= restarts)) || finish no_progress null requeue
+  say "Slurm starts it again on $SLURM_JOB_NODELIST, restart $((restarts_done + requeues))"
 fi
 begun=$(now)
 progressed
@@ -274,7 +284,7 @@ while :; do
     say "the job died by SIG$(kill -l "$died"); restart $restarts_done of $max_restarts"
   elif [ -n "$failed" ]; then
     finish program "$failed"
-  elif ((step_code == 0)); then
+  elif ((step_code == 0)) && all_done; then
     finish finished 0
   else # srun's own trouble: no rank says that it failed
     again_or_end '' lost "srun ended with $step_code: $(grep -a 'srun: error' "$folder/log.txt" | tail -n 1)"

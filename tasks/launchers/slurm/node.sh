@@ -1,13 +1,15 @@
 # --- from here on the same for every job: tasks/launchers/slurm/node.sh of the day it was submitted ---
-# Run by srun once a node (main, first), and by torchrun once a process (rank). How a rank ended, where it was not well,
-# is one line in ranks/: when, of which kind (signal, code, missing), which.
+# Run by srun once a node (main, first), and by torchrun once a process (rank). How each ended is one line in ranks/:
+# when, of which kind (signal, code or missing of a rank; done of a node), which.
 set -u
 umask 077
 node=${SLURM_NODEID:-0} rank=${LOCAL_RANK:-0}
 
-wrote() { # the first word of this process on how it ended
+wrote() { # how this process ended: a kind and which
+  local file=$node.$rank
+  [ "$1" != done ] || file=$node.done
   mkdir -p "$folder/ranks"
-  echo "$(date +%s.%N) $1 $2" > "$folder/ranks/.$node.$rank" && mv "$folder/ranks/.$node.$rank" "$folder/ranks/$node.$rank"
+  echo "$(date +%s.%N) $1 $2" > "$folder/ranks/.$file" && mv "$folder/ranks/.$file" "$folder/ranks/$file"
 }
 
 tell() { # what this node runs, for the report: a stand-in says so
@@ -70,10 +72,9 @@ run_torchrun() { # on this node: one torchrun, one rank a process; all meet at t
 }
 
 run_node() { # the command of this node, on the nodes that really run it
-  local nodes=$SLURM_JOB_NUM_NODES how child
-  nodes=${SLURM_STEP_NUM_NODES:-$nodes}
+  local nodes=${SLURM_STEP_NUM_NODES:-$SLURM_JOB_NUM_NODES} how child status
   ((real_nodes == 0 || nodes <= real_nodes)) || nodes=$real_nodes
-  if ((node >= nodes)); then tell stand-in; exit 0; fi
+  if ((node >= nodes)); then tell stand-in; wrote done 0; exit 0; fi
   tell "$start"
   how=$start
   if [ "$start" = torchrun ]; then run_torchrun "$nodes" "$@" & else bash "$folder/node.sh" rank "$@" & fi
@@ -85,6 +86,9 @@ run_node() { # the command of this node, on the nodes that really run it
     kill -0 "$child" 2> /dev/null || break
   done
   wait "$child"
+  status=$?
+  ((status)) || wrote done 0
+  exit "$status"
 }
 
 cd "$cwd" || { wrote missing "$cwd"; exit 127; }
