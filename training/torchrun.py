@@ -35,6 +35,7 @@ def main(arguments: list[str]) -> int:
     from training.processes import AGENT, STOP_FILE, StopRequest, end_like, first_failure
 
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, with a warning
     os.environ[AGENT] = str(os.getpid())
     with tempfile.NamedTemporaryFile(prefix="scaleup_stop_", dir=_MEMORY if Path(_MEMORY).is_dir() else None) as byte:
         byte.write(b"\0")
