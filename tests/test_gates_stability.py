@@ -91,6 +91,16 @@ def test_skipped_updates_and_the_loss_scale_are_judged_where_they_are_recorded()
     assert ask("stable_loss", half).outcome is Outcome.INVALID
 
 
+def test_a_skipped_update_has_no_gradient_norm_and_needs_none():
+    skipped = changed(second_stage(), skipped_steps=lambda s: 1.0 * (s == 120))
+    without = changed(skipped, grad_norm=lambda s: np.where(s == 120, np.nan, 0.6 + 0.01 * np.sin(s)))
+    assert ask("stable_loss", without).outcome is Outcome.PASS
+    assert ask("within", without, metric="grad_norm", high=1.0).outcome is Outcome.PASS
+    other = changed(skipped, grad_norm=lambda s: np.where(s == 121, np.nan, 0.6 + 0.01 * np.sin(s)))
+    assert ask("stable_loss", other).outcome is ask("within", other, metric="grad_norm", high=1.0).outcome
+    assert "grad_norm is not a finite number in 1 of" in ask("stable_loss", other).reason
+
+
 def test_a_stage_cut_short_is_not_stable():
     evidence = second_stage()
     assert ask("stable_loss", replace(evidence, steps=evidence.steps.iloc[:80])).outcome is Outcome.INVALID

@@ -169,7 +169,7 @@ def test_weights_alone_begin_the_stream_and_the_steps_anew(runs, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"precision": "fp16"}, "precision: fp16 needs loss scaling"),
+        ({"precision": "fp8"}, "precision: 'fp8' is none of float32, bf16, fp16"),
         ({"emulation": None}, "processes: 2 processes cannot be timed as 8 GPUs"),
         ({"processes": 9}, "processes: 9 is not between 1 and the stage's 8 GPUs"),
         ({"start": Start("continue", None, 3)}, "start: kind 'continue' needs a checkpoint"),

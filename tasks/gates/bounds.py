@@ -31,7 +31,8 @@ def within(
     if low is None and high is None:
         raise Unusable("neither low nor high is given, so nothing is asked")
     frame = frames.steps(evidence, name, (phase,))
-    values = frames.numbers(frame, metric, f"{phase} steps of {name}")
+    of = frames.moved(frame) if metric == "grad_norm" else frame
+    values = frames.numbers(of, metric, f"{phase} steps of {name}")
     frames.refuse_cut_short(evidence, frame, phase)
     asked = " to ".join("" if bound is None else f"{bound:g}" for bound in (low, high))
     below, above = -math.inf if low is None else low, math.inf if high is None else high

@@ -68,6 +68,15 @@ def steps(of: Recorded, name: str, phases: Sequence[str] = ("train",)) -> pd.Dat
     return frame.sort_values("step", kind="stable").drop_duplicates("step", keep="last").reset_index(drop=True)
 
 
+def moved(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps that moved the weights: gradients of a skipped one overflowed, so it has no finite norm."""
+    import pandas as pd
+
+    if "skipped_steps" not in frame.columns:
+        return frame
+    return frame[~(pd.to_numeric(frame["skipped_steps"], errors="coerce") > 0)]
+
+
 def refuse_gaps(evidence: Evidence, seen: statistics.Array) -> None:
     """Refuse records with steps missing, ``seen`` being those there are: a hole may hide what a gate looks for."""
     facts = evidence.stage

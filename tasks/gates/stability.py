@@ -88,7 +88,8 @@ def stable_loss(
     name = evidence.stage.name
     frame = frames.steps(evidence, name, ("canary", "train"))
     what = f"steps of {name}"
-    loss, norm = (frames.numbers(frame, column, what) for column in ("loss", "grad_norm"))
+    loss = frames.numbers(frame, "loss", what)
+    norm = frames.numbers(frames.moved(frame), "grad_norm", what)
     if loss.size < statistics.SMALLEST_WINDOW:
         raise Unusable(f"{loss.size} {what} are too few; {statistics.SMALLEST_WINDOW} are the least")
     frames.refuse_gaps(evidence, np.unique(frame["step"].to_numpy(dtype=int)))
