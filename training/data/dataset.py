@@ -83,7 +83,10 @@ class Dataset:
             return table.samples(0, sequences)
         counts = _by_weight(sequences, self.weights)
         parts = zip(self.sources, counts, strict=True)
-        return torch.cat([evenly(source.held_out, count, sequence_length) for source, count in parts if count])
+        several = len(self.sources) > 1
+        return torch.cat(
+            [evenly(source.held_out, count, sequence_length, source.name * several) for source, count in parts if count]
+        )
 
     def _parts(self) -> list[tuple[object, object]]:
         return [(source.train, source.held_out) for source in self.sources] or [((), ())]

@@ -90,9 +90,10 @@ class Prefetcher:
             if step.ready is not None:
                 continue
             begin, end = low, high
-            if step.batch != last.batch:  # the same share of another batch, to within one sample at each end
-                begin = max(0, low * step.batch // last.batch - 1)
-                end = min(step.batch, -(-high * step.batch // last.batch) + 1)
+            if step.batch != last.batch:
+                # A share's ends are floors of its fraction of the batch: this much is sure to hold them.
+                begin = low * step.batch // last.batch
+                end = min(step.batch, -(-(high + 1) * step.batch // last.batch))
             step.ready_from, step.ready_end = step.cursor + begin, step.cursor + end
             step.ready = self._workers.submit(self._stream.samples, step.ready_from, end - begin)
 

@@ -124,10 +124,11 @@ def cut(text: Tensor, windows: Tensor, sequence_length: int) -> Tensor:
     return InMemory(text).cut(windows * sequence_length, sequence_length + 1)
 
 
-def evenly(tokens: Tokens, sequences: int, sequence_length: int) -> Tensor:
+def evenly(tokens: Tokens, sequences: int, sequence_length: int, of: str = "") -> Tensor:
     """Return sequences spread evenly over ``tokens``, the same ones each time: int64 [sequences, length + 1]."""
     windows = (len(tokens) - 1) // sequence_length
     if sequences > windows:
-        raise ConfigError(f"held_out.sequences: {sequences} is more than the {windows} that the held-out text has")
+        share = f"{sequences} of {of}" if of else str(sequences)
+        raise ConfigError(f"held_out.sequences: {share} is more than the {windows} that the held-out text has")
     starts = torch.arange(sequences) * windows // max(1, sequences) * sequence_length
     return tokens.cut(starts, sequence_length + 1)
