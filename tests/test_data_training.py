@@ -1,4 +1,4 @@
-"""The data in a real job: what is in the records and the checkpoint, what may change under a ladder and what may not."""
+"""The data in a real job: what records and checkpoints say of it, what may change under a ladder and what may not."""
 
 import json
 from pathlib import Path
