@@ -177,18 +177,18 @@ until_asked() { # seconds of running before the trainer must be told to save; no
 
 # --- one srun ---
 start_step() { # what node.sh shall do, on how many nodes
-  rm -rf "$folder/ranks" && mkdir -p "$folder/ranks" "$folder/nodes"
+  rm -rf "$folder/ended" && mkdir -p "$folder/ended" "$folder/nodes"
   steps=$((steps + 1))
   "${srun[@]}" --nodes="$1" --ntasks="$1" "${contained[@]}" bash "$folder/node.sh" "${@:2}" &
   step=$!
 }
 
 all_done() { # srun ends with 0 as well where a node was lost: what counts is what each node wrote
-  (($(cat "$folder"/ranks/*.done 2> /dev/null | wc -l) == nodes))
+  (($(cat "$folder"/ended/* 2> /dev/null | grep -c ' done ') == nodes))
 }
 
-first_death() { # of a kind (signal, code, missing), the earliest that a rank wrote down: its value
-  cat "$folder"/ranks/* 2> /dev/null | sort -n | awk -v kind="$1" '$2 == kind {print $3; exit}'
+first_death() { # of a kind (signal, code, missing), the earliest that a node wrote down: its value
+  cat "$folder"/ended/* 2> /dev/null | sort -n | awk -v kind="$1" '$2 == kind {print $3; exit}'
 }
 
 run_first() { # commands that go before the trainer; one that fails or takes too long stops nothing
@@ -286,8 +286,8 @@ while :; do
     finish program "$failed"
   elif ((step_code == 0)) && all_done; then
     finish finished 0
-  else # srun's own trouble: no rank says that it failed
+  else # srun's own trouble: no node says that it failed
     again_or_end '' lost "srun ended with $step_code: $(grep -a 'srun: error' "$folder/log.txt" | tail -n 1)"
-    say "srun ended with $step_code and no rank failed; restart $restarts_done of $max_restarts"
+    say "srun ended with $step_code and no node failed; restart $restarts_done of $max_restarts"
   fi
 done

@@ -21,8 +21,8 @@ BATCH_SCRIPT, NODE_SCRIPT = "batch.sh", "node.sh"
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[2]
 
-# A lost node is noticed after 3 s without a sign of life, and those that are left wait 1 s for a late one; torchrun's
-# defaults (15 s and 30 s) took 45 s. Whole seconds only.
+# A lost node is noticed after 3 s without a sign of life, and those that are left wait 1 s for a late one, not 15 s and
+# 30 s as by torchrun's defaults. Whole seconds only.
 _RENDEZVOUS = "join_timeout=600,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 _MARGIN_SECONDS = 120  # of Slurm's limit beyond the job's hours, which the script keeps itself
 
@@ -42,7 +42,7 @@ def batch_script(site: Site, job: Job) -> str:
 
 
 def node_script(site: Site, job: Job) -> str:
-    """Return the script that srun runs once a node, and torchrun once a process."""
+    """Return the script that srun runs once a node."""
     values = {
         "folder": job.folder, "attempt": job.attempt, "cwd": job.cwd, "saves": int(job.sigusr1), "start": site.start,
         "real_nodes": site.real_nodes or 0, "processes": site.processes_per_node or job.gpus_per_node,
@@ -56,12 +56,10 @@ def node_script(site: Site, job: Job) -> str:
         f"command=({_words(job.command)})",
         *[f"first_{number}=({_words(command)})" for number, command in enumerate(job.before)],
         "",
-        'if [ "$1" != rank ]; then # ranks inherit all of this',
         *[f"export {name}={_quoted(value)}" for name, value in _variables(site, job).items()],
         *_path(job),
         *_secrets(job),
         *(["set -e", *job.setup, "set +e"] if job.setup else []),
-        "fi",
         "",
         (_HERE / NODE_SCRIPT).read_text(),
     ])  # fmt: skip

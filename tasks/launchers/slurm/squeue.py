@@ -44,25 +44,23 @@ class Row:
 
 def named(client: Client, name: str) -> list[Row]:
     """Return all jobs of this user that bear the name and are known, oldest first; raise Silent."""
-    said = client.run(*_EPOCH, "squeue", "--noheader", "--states=all", "--me", f"--name={name}", f"--format={_FORMAT}")
+    said = _asked(client, "--states=all", "--me", f"--name={name}")
     return sorted(_rows(said), key=lambda row: _number(row.id))
 
 
 def of_user(client: Client) -> list[Row]:
     """Return all jobs of this user that wait or run; raise Silent."""
-    return _rows(client.run(*_EPOCH, "squeue", "--noheader", "--me", f"--format={_FORMAT}"))
+    return _rows(_asked(client, "--me"))
 
 
 def numbered(client: Client, job_id: str) -> Row | None:
     """Return the job of that number, or None where Slurm has forgotten it; raise Silent."""
     try:
-        rows = _rows(
-            client.run(*_EPOCH, "squeue", "--noheader", "--states=all", f"--jobs={job_id}", f"--format={_FORMAT}")
-        )
-    except Refused as error:
+        rows = _rows(_asked(client, "--states=all", f"--jobs={job_id}"))
+    except Silent as error:
         if "Invalid job id" in str(error):
             return None
-        raise Silent(str(error)) from error
+        raise
     return rows[0] if rows else None
 
 
@@ -85,6 +83,14 @@ def remembered(client: Client, name: str) -> list[Row]:
 def chosen(rows: list[Row]) -> Row | None:
     """Return the one that is the job: the first of its name that sbatch was not refused."""
     return next((row for row in rows if not row.ghost), None)
+
+
+def _asked(client: Client, *which: str) -> str:
+    """Return what squeue prints; an error of its own (no configuration, a wrong version) is no answer either."""
+    try:
+        return client.run(*_EPOCH, "squeue", "--noheader", f"--format={_FORMAT}", *which)
+    except Refused as error:
+        raise Silent(str(error)) from error
 
 
 def _rows(said: str) -> list[Row]:
