@@ -9,13 +9,17 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from training.compression import BLOCK, CompressedSum
-from training.config import Compression
+from training import engine
+from training.compression import BLOCK, CompressedSum, place
+from training.config import Compression, Layout, ModelShape, TrainConfig
+from training.gradients import local
 from training.processes import World, run
+from training.update import Updater
 
 PROCESSES = 4
 ELEMENTS = 3 * PROCESSES * BLOCK + 700  # the last block of the last part is neither full nor everywhere there
 STEPS = 6
+SHAPE = ModelShape(layers=2, hidden=16, heads=2, ffn=24, vocabulary=256)
 
 
 class CollectiveBytes(TorchDispatchMode):
@@ -65,6 +69,8 @@ def main(world: World, folder: Path) -> None:
     said["resumed"] = _resumed(world.rank)
     said["overflow"] = _overflow(world.rank)
     said["pairs"] = _pairs(world)
+    for name, shard in (("copies", 1), ("shards", 2)):
+        said[name] = _trained(world, shard)
     torch.save(said, folder / f"{world.rank}.pt")
 
 
@@ -74,10 +80,10 @@ def _resumed(rank: int) -> dict[str, object]:
     before = sums(first, rank, range(3))
     second = CompressedSum(Compression(2), f"rank_{rank}_of_4")
     stored = first.state()
-    answer = second.expect({name: tuple(tensor.shape) for name, tensor in stored.items()})
+    second.expect({name: tuple(tensor.shape) for name, tensor in stored.items()})
     for name, tensor in second.state().items():
         tensor.copy_(stored[name])
-    return {"sums": before + sums(second, rank, range(3, STEPS)), "answer": answer}
+    return {"sums": before + sums(second, rank, range(3, STEPS)), "kept": second.kept}
 
 
 def _overflow(rank: int) -> dict[str, object]:
@@ -100,6 +106,34 @@ def _pairs(world: World) -> torch.Tensor:
     values = torch.full((BLOCK,), float(world.rank + 1))
     CompressedSum(Compression(2), "")(values, groups[world.rank % 2], "all")
     return values
+
+
+def _trained(world: World, shard: int) -> dict[str, object]:
+    """Four steps of a model on all processes, whole in each or in shards of two; what this process then holds."""
+    layout = Layout(shard=shard)
+    config = TrainConfig("small", "run", "gpus_4", 1, 4, 7, SHAPE, 16, (), layout=layout, compression=Compression(2))
+    text = (torch.arange(4000) % 50).to(torch.uint8)
+    summed = CompressedSum(Compression(2), place(config, world))
+    made = engine.engine(config, Plain(text), world, summed)
+    updater = Updater(made.placed, world, config)
+    losses = []
+    for step in range(8):
+        losses.append(made.gradients(7 * step, 7, stop=False).loss)
+        updater.update(1e-2, 7)
+    held = {name: local(parameter.detach()).clone() for name, parameter in made.placed.parameters.items()}
+    return {"losses": losses, "held": held, "errors": list(summed.state()), "bytes": summed.bytes_sent}
+
+
+class Plain:
+    """Samples of a text, one after the other."""
+
+    sequence_length = 16
+
+    def __init__(self, text: torch.Tensor) -> None:
+        self.windows = text.unfold(0, 17, 16).long()
+
+    def samples(self, first: int, count: int) -> torch.Tensor:
+        return self.windows[first : first + count]
 
 
 if __name__ == "__main__":

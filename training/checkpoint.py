@@ -17,9 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from training import manifest
+from training.compression import CompressedSum
 from training.config import CHECKPOINTS, ConfigError, Data, Start, TrainConfig
 from training.config.data import skipped_otherwise
 from training.manifest import Manifest
@@ -114,15 +117,18 @@ def _skipped_otherwise(found: Manifest, config: TrainConfig) -> str | None:
 class State:
     """One job's state, gathered for saving and put in place."""
 
-    tensors: Mapping[str, Tensor]  # all that a step depends on, but for step, cursor and generator state
+    tensors: Mapping[str, Tensor]  # all that a step depends on, but for those below, step, cursor and generator state
     world: World
+    errors: CompressedSum | None = None  # of compressed gradients
 
     def load(self, resume: Resume) -> Progress:
         """Put a checkpoint's tensors in place and return how far it had come; without one, the very beginning."""
         if resume.checkpoint is None:
             return Progress()
         progress = Progress()
-        state = self.gather(progress)
+        state = self._named(progress)
+        if self.errors and self.errors.kept:
+            state |= self.errors.state()
         if resume.weights_only:
             state = {name: tensor for name, tensor in state.items() if name.startswith("model.")}
         with _alone_is_fine():
@@ -133,9 +139,21 @@ class State:
         return Progress(int(state["step"]), int(state["cursor"]))
 
     def gather(self, progress: Progress) -> dict[str, Tensor]:
-        """Return every tensor of a checkpoint by its name there; loading writes into these very tensors."""
+        """Return every tensor of a checkpoint by its name there, for saving beside the next forward and backward."""
+        # Gradients are sent during a backward pass, so their errors change in it, and are copied before.
+        errors = self.errors.state() if self.errors else {}
+        return self._named(progress) | {name: tensor.clone() for name, tensor in errors.items()}
+
+    def _named(self, progress: Progress) -> dict[str, Tensor]:
+        """Return what a checkpoint always has; loading writes into these very tensors."""
         place = {"step": torch.tensor(progress.step), "cursor": torch.tensor(progress.cursor)}
         return {**self.tensors, **place, "rng": torch.get_rng_state()}
+
+
+def shapes(folder: Path) -> dict[str, torch.Size]:
+    """Return the shape of every tensor in a checkpoint, by its name there."""
+    stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+    return {name: found.size for name, found in stored.items() if isinstance(found, TensorStorageMetadata)}
 
 
 def weights(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

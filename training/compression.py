@@ -19,10 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.config import Compression
+from training.config import Compression, TrainConfig
+from training.processes import World
 
 BLOCK = 256  # elements that share one scale: bf16, so 1/16 bit an element
 SCALE_BYTES = 2
+PREFIX = "compression."  # of errors in a checkpoint
 # Distance between levels, in rms of the block: the uniform quantiser of least error for a Gaussian (Max 1960, table 2).
 # On cubes of Gaussians it loses .19 of a block's energy in 4 bits; steps from the mean size instead lose .33.
 STEP = {1: 1.5956, 2: 0.9957, 4: 0.3352}
@@ -89,6 +91,13 @@ def _read(scale: Tensor) -> Tensor:
     return scale.contiguous().view(torch.bfloat16).float()
 
 
+def place(config: TrainConfig, world: World) -> str:
+    """Return the name of a process's errors: an error belongs to the elements, and to the process, that made it."""
+    layout = config.layout
+    cut = f"tensor_{layout.tensor}.pipeline_{layout.pipeline}.stages_{layout.stages_per_rank}.shard_{layout.shard}"
+    return f"{PREFIX}{cut}.rank_{world.rank}_of_{world.processes}"
+
+
 @dataclass
 class Errors:
     """What the codes of one tensor have lost so far: of this process's gradient, and of the part it sums for all."""
@@ -102,6 +111,8 @@ class CompressedSum:
 
     def __init__(self, settings: Compression, place: str) -> None:
         """``place`` names this process in its layout: errors of another place or layout are never taken for its own."""
+        self.begun = "new"  # what became of the errors that a checkpoint holds
+        self._told = (0.0, 0)
         self.codec = Codec(settings.bits)
         self.place = place
         self.errors: dict[str, Errors] = {}
@@ -157,21 +168,33 @@ class CompressedSum:
             found |= {f"{self.place}.{name}.worker": errors.worker, f"{self.place}.{name}.server": errors.server}
         return found
 
-    def expect(self, stored: Mapping[str, Sequence[int]]) -> str:
-        """Make room for the errors in a checkpoint, given names and shapes as ``state`` had them; say what follows.
+    @property
+    def kept(self) -> bool:
+        """Whether the errors go on from those of a checkpoint."""
+        return self.begun == "kept"
+
+    def spent(self) -> dict[str, float]:
+        """Return what the calls since the last time took, as a step's record says it."""
+        before, self._told = self._told, (self.codec_seconds, self.bytes_sent)
+        return {"codec_seconds": self._told[0] - before[0], "compressed_bytes": self._told[1] - before[1]}
+
+    def expect(self, stored: Mapping[str, Sequence[int]]) -> None:
+        """Make room for the errors in a checkpoint, given names and shapes of all that it holds.
 
         Those of another layout or number of processes are left there: an error belongs to the elements, and to the
         process, that made it. Loading then writes into what ``state`` returns.
         """
         mine = {name: shape for name, shape in stored.items() if name.startswith(f"{self.place}.")}
         if not mine:
-            return "reset: the checkpoint was written by another layout" if stored else "new"
+            theirs = any(name.startswith(PREFIX) for name in stored)
+            self.begun = f"reset: {'another layout' if theirs else 'no compression'} wrote the checkpoint"
+            return
         for name, shape in mine.items():
             if name.endswith(".worker"):
                 key = name.removeprefix(f"{self.place}.").removesuffix(".worker")
                 server = mine[f"{self.place}.{key}.server"]
                 self.errors[key] = Errors(torch.zeros(*shape), torch.zeros(*server))
-        return "kept"
+        self.begun = "kept"
 
     def _errors(self, name: str, flat: Tensor, processes: int) -> Errors:
         if name not in self.errors:

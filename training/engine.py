@@ -32,6 +32,10 @@ def prepare(config: TrainConfig, processes: int) -> None:
     """Import what the engine will need, before processes are forked; raise ConfigError where a layout does not fit."""
     for misfit in config.layout.misfits(config.model, config.sequence_length, processes):
         raise ConfigError(f"layout: {misfit}")
+    if config.compression is not None:
+        copies = processes // (config.layout.group * config.layout.shard)
+        if needless := config.compression.needless(copies, is_virtual(config, processes)):
+            raise ConfigError(f"compression: {needless}")
     if not is_virtual(config, processes):
         from training import parallel  # noqa: F401
 

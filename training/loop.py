@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 
 from training import data, engine
-from training.checkpoint import Progress, Resume, State, weights
+from training.checkpoint import Progress, Resume, State, shapes, weights
+from training.compression import CompressedSum, place
 from training.config import METRICS, ConfigError, Span, TrainConfig
-from training.gradients import StepResult
+from training.gradients import StepResult, all_reduce
 from training.manifest import Purpose
 from training.metrics import Records, header, step_record
 from training.pace import Pace
@@ -44,11 +45,14 @@ class Loop:
         stream = dataset.stream(config.sequence_length, config.seed)
         self.samples = data.Prefetcher(stream, dataset.orders.prefetch_steps)
         self.held_out = dataset.held_out(config.held_out.sequences, config.sequence_length)
-        self.engine = engine.engine(config, self.samples, world)
+        self.compressed = CompressedSum(config.compression, place(config, world)) if config.compression else None
+        self.engine = engine.engine(config, self.samples, world, self.compressed or all_reduce)
         parameters = self.engine.placed.parameters
         self.updater = Updater(self.engine.placed, world, config)
-        self.state = State(weights(parameters) | self.updater.state(), world)
-        self.records = Recorder(order, world)
+        self.state = State(weights(parameters) | self.updater.state(), world, self.compressed)
+        if self.compressed and order.resume.checkpoint and not order.resume.weights_only:
+            self.compressed.expect(shapes(order.resume.checkpoint.folder))
+        self.records = Recorder(order, world, self.compressed)
         written = Written(order.stage_dir, config, dataset.fingerprint, stream.state)
         self.saver = Saver(written, world, self.records.write)
         self.pace = Pace(config.checkpointing.every_minutes, world)
@@ -64,6 +68,8 @@ class Loop:
         self.samples.follow(data.coming(batches, self.progress.cursor))
         for span, step in steps(self.config, self.progress):
             begin, scale = time.perf_counter(), self.updater.loss_scale
+            if self.compressed:
+                self.compressed.rescale(scale)
             result = self.engine.gradients(self.progress.cursor, span.batch_sequences, bool(self.order.stop), scale)
             self.saver.staged()
             with result.timed("optimizer"):
@@ -133,11 +139,13 @@ def crosses(config: TrainConfig, before: Progress, after: Progress) -> bool:
 class Recorder:
     """Writes records in the first process, nothing in the others."""
 
-    def __init__(self, order: Order, world: World) -> None:
+    def __init__(self, order: Order, world: World, compressed: CompressedSum | None) -> None:
         """Open the file and write the attempt's header."""
-        self.config = order.config
+        self.config, self.compressed = order.config, compressed
         self.records = Records(order.stage_dir / METRICS, self.config.attempt) if world.first else None
         said = header(order.config, order.dataset, order.processes, order.resume.to_json())
+        if compressed:
+            said["compression"] = {"bits": compressed.codec.bits, "errors": compressed.begun}
         self.write("header", **said)
 
     def write(self, kind: str, **values: object) -> None:
@@ -152,5 +160,7 @@ class Recorder:
         config, batch = self.config, span.batch_sequences
         place = {"step": progress.step, "tokens": progress.cursor * config.sequence_length, "phase": span.phase}
         times = step_record(config, progress.step, batch, result.seconds | {"wall": wall}, config.attempt)
-        aged = {} if age is None else {"checkpoint_age_seconds": age}
+        aged: dict[str, float] = {} if age is None else {"checkpoint_age_seconds": age}
+        if self.compressed:
+            aged |= self.compressed.spent()
         self.write("step", **place, batch=batch, loss=result.loss, **update.to_json(), **times, **aged)

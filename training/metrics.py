@@ -21,6 +21,7 @@ from training.data import Dataset
 _REAL = ("step", "tokens", "loss", "batch", "grad_norm", "learning_rate", "phase", "held_out_loss",
          "loss_scale", "skipped_steps", "gradient_noise_sequences")  # fmt: skip
 _PHASES = ("data_seconds", "forward_seconds", "backward_seconds", "communication_seconds", "optimizer_seconds")
+_MEASURED = ("wall_seconds", "time", "checkpoint_age_seconds", "codec_seconds", "compressed_bytes")
 _TIMES = ("step_seconds", *_PHASES, "tokens_per_gpu_second", "memory_gib")
 
 
@@ -53,7 +54,7 @@ def natures(emulated: bool, synthetic: bool = False) -> dict[str, Nature]:
     """Return of each field whether it is real, measured, modelled, or of synthetic samples."""
     times: Nature = "modelled" if emulated else "measured"
     fields: dict[str, Nature] = dict.fromkeys(_REAL, "real")
-    measured: dict[str, Nature] = dict.fromkeys(("wall_seconds", "time", "checkpoint_age_seconds"), "measured")
+    measured: dict[str, Nature] = dict.fromkeys(_MEASURED, "measured")
     learnt: dict[str, Nature] = dict.fromkeys(("loss", "grad_norm", "held_out_loss"), "synthetic") if synthetic else {}
     return fields | dict.fromkeys(_TIMES, times) | measured | learnt
 

@@ -74,6 +74,8 @@ class World:
 
     def check_equal(self, tensors: dict[str, Tensor]) -> None:
         """Raise TrainingError if the sum of any of ``tensors`` is not the same on all processes."""
+        if not tensors:
+            return
         sums = torch.stack([t.detach().double().sum() for t in tensors.values()]).to(self.device)
         least, most = sums.clone(), sums.clone()
         if self.processes > 1:

@@ -47,7 +47,13 @@ class ReplicaSum:
 
 
 def sum_buckets(model: DistributedDataParallel, reduce: Reduce, group: dist.ProcessGroup) -> None:
-    """Have DDP sum its buckets by ``reduce``; left alone it would average them."""
+    """Have DDP sum its buckets by ``reduce``; left alone it would average them.
+
+    After its first backward pass DDP forms its buckets anew, in the order in which gradients came. That pass is done
+    here, with gradients of zero that nobody reduces: so a bucket always holds the same elements, in the first step of a
+    job that was resumed as well.
+    """
+    forming = True
 
     def plain(state: object, bucket: GradBucket) -> Future[Tensor]:
         done = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
@@ -55,8 +61,8 @@ def sum_buckets(model: DistributedDataParallel, reduce: Reduce, group: dist.Proc
         return summed
 
     def custom(state: object, bucket: GradBucket) -> Future[Tensor]:
-        # DDP forms its buckets anew after the first step: a bucket of another size holds other elements.
-        reduce(bucket.buffer(), group, f"bucket_{bucket.index()}_{bucket.buffer().numel()}")
+        if not forming:
+            reduce(bucket.buffer(), group, f"bucket_{bucket.index()}")
         done: Future[Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
@@ -64,3 +70,6 @@ def sum_buckets(model: DistributedDataParallel, reduce: Reduce, group: dist.Proc
     hook = plain if reduce is all_reduce else custom
     hook.__annotations__ = {}  # DDP compares them with its types, and would not know these strings for them
     model.register_comm_hook(None, hook)
+    token = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
+    (model(token).sum() * 0.0).backward()
+    forming = False

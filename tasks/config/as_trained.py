@@ -17,7 +17,8 @@ RUN_KEYS = ("hand_over_steps", "canary_steps")  # of the experiment, which a reh
 PACE_KEYS = ("hours", "steps", "tokens", "live")  # of every stage, which a rehearsal may change for all at once
 STAGE_KEYS = (*PACE_KEYS, "batch_sequences", "learning_rate", "gates", "probes", "probe_gpus")
 RECIPE_KEYS = tuple(Recipe.model_fields)
-CUT_KEYS = ("layout", "processes", "micro_batch_sequences", "activation_checkpointing")  # a rehearsal says its own
+# How a model is cut onto processes, and what they send each other: of these a rehearsal says its own.
+CUT_KEYS = ("layout", "processes", "micro_batch_sequences", "activation_checkpointing", "compression")
 
 
 def dump(model: Strict) -> dict[str, Any]:

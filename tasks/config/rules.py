@@ -12,6 +12,7 @@ from tasks.config.data import is_synthetic
 from tasks.config.errors import Problem
 from tasks.config.experiment import Experiment, Stage
 from tasks.config.recipe import Recipe
+from training import config as contract
 
 REHEARSABLE_PARAMETERS = 100_000_000  # a CPU does not end a stage of anything larger
 
@@ -137,8 +138,21 @@ def _stage(experiment: Experiment, index: int, trained: AsTrained, *, rehearsed:
             yield Problem(path("processes"), uneven)
     else:
         yield from _fed(path("batch_sequences"), trained)
+    yield from _compressed(path("compression"), trained, rehearsed)
     if is_synthetic(trained.recipe.data):
         yield from _judged(path("gates"), path("data"), trained.stage)
+
+
+def _compressed(where: str, trained: AsTrained, rehearsed: bool) -> Iterator[Problem]:
+    """Compressed gradients are sent between real copies of the weights."""
+    recipe = trained.recipe
+    if recipe.compression is None:
+        return
+    together = recipe.layout.group * recipe.layout.shard
+    processes = (recipe.processes or max(2, together)) if rehearsed else trained.stage.gpus
+    virtual = recipe.reduction == "exact" or (rehearsed and together == 1)
+    if needless := contract.Compression(recipe.compression.bits).needless(processes // together, virtual):
+        yield Problem(where, needless)
 
 
 def _judged(where: str, said: str, stage: Stage) -> Iterator[Problem]:

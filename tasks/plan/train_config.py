@@ -36,6 +36,7 @@ def train_config(plan: StagePlan, run_id: str, attempt: int, start_checkpoint: s
         hand_over_step=plan.hand_over_step,
         data=data.orders(recipe.data),
         layout=recipe.cut,
+        compression=contract.Compression(**recipe.compression.model_dump()) if recipe.compression else None,
         precision=recipe.precision,
         loss_scale=contract.LossScale(**recipe.loss_scale.model_dump()),
         optimizer=optimizer(plan.trained, plan.first_batch_sequences),

@@ -57,6 +57,8 @@ OPTIONAL = (
     "learning_rate",
     "loss_scale",  # factor that the step's fp16 gradients carried
     "skipped_steps",  # 1 where they overflowed, so that the weights stayed as they were; else 0
+    "aux_loss",  # of a mixture of experts: mean balance loss of a token and layer, 1 where experts share equally
+    "dropped_tokens",  # choices of an expert, of all layers, that found no place
     "gradient_noise_sequences",  # batch at which a gradient's noise weighs as much as its signal, smoothed
     # Phases of step_seconds, of the rank that records; together they are at most the step.
     "data_seconds",  # waiting for the step's samples
@@ -68,6 +70,8 @@ OPTIONAL = (
     "tokens_per_gpu_second",
     "checkpoint_age_seconds",  # since the state of the newest whole checkpoint of this attempt; measured
     "memory_gib",  # peak of one GPU (modelled) or of one process (measured)
+    "codec_seconds",  # of compressed gradients: encoding and decoding in this process; measured
+    "compressed_bytes",  # that this process sent to others in their place; measured
 )
 
 
