@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from drift_oracle import Noise
+from drift_oracle import delays as of_oracle
 from scipy.signal import lfilter
 from scipy.stats import binomtest
 
@@ -154,6 +156,34 @@ def test_false_alarms_and_delays(spike: float):
     assert pooled["e-detector, tolerance 0"].false.mean() > 10 * ours.false.mean()  # why a bar needs a tolerance
     assert median[0.05] < at_quantiles(pooled["confidence sequence, tolerance 1%"].delays[0.05])[0]
     assert median[0.03] < at_quantiles(pooled["fixed 5% on batch means"].delays[0.03])[0]
+
+
+@pytest.mark.parametrize("spike", [0.1, 0.2], ids=["spikes", "heavy spikes"])
+def test_how_near_the_bound_it_is_where_noise_lasts_longest(spike: float):
+    """phi .9: beside ours an oracle on the same batch means, its level given or estimated from the first window.
+
+    It knows the noise and the size of the change, has no tolerance, and errs in exactly 1% of quiet stages.
+    """
+    head, first = BASELINE // BATCH, ONSET // BATCH
+    quiet, other = batches(RUNS, STEPS, 0.9, spike, 3), batches(5 * RUNS, STEPS, 0.9, spike, 4)
+    known = Noise.known(other)
+    print(f"\n\nphi 0.9, spikes of {spike:.0%}; steps from onset to alarm: median and 90th percentile")
+    for slower, asked in ((0.03, 100), (0.05, 60)):
+        slowed = quiet.copy()
+        slowed[:, head + first :] *= 1 + slower
+        ours = score(DETECTORS["e-detector, tolerance 1%"], quiet)
+        found = {"ours": ours.delays[slower]}
+        for name, levels in (("given", (known, known)), ("estimated", None)):
+            used = levels or (known.with_level_of(other[:, :head]), known.with_level_of(quiet[:, :head]))
+            rows = (other[:, head:], slowed[:, head:])
+            found[f"oracle, level {name}"] = BATCH * of_oracle(used, *rows, slower, first, BUDGET)
+        shown = {name: at_quantiles(each) for name, each in found.items()}
+        said = ", ".join(f"{name} {median:.0f} ({late:.0f})" for name, (median, late) in shown.items())
+        print(f"{slower:.0%} (asked: {asked}): {said}; false alarms of ours {ours.false.mean():.2%}")
+        given, estimated = shown["oracle, level given"][0], shown["oracle, level estimated"][0]
+        assert given <= shown["ours"][0]
+        if slower == 0.03:  # even for an oracle, what is asked needs a better level than 400 steps give
+            assert estimated > asked
 
 
 def test_stops_once_two_fresh_batches_confirm():
