@@ -34,6 +34,22 @@ def test_a_nonzero_exit_is_the_programs_fault_and_is_not_tried_again(launcher, j
     assert job.log.read_text().count("once") == 1
 
 
+def test_folders_may_have_odd_names_and_a_set_up_line_that_fails_is_the_programs_fault(launcher, job, tmp_path):
+    odd = tmp_path / 'it\'s an "odd" $one'
+    odd.mkdir()
+    files = {
+        "folder": str(odd / "attempt_1"),
+        "metrics": str(odd / "m"),
+        "checkpoints": str(odd / "c"),
+        "cwd": str(odd),
+    }
+    job = program(replace(job, **files, setup=("test -z here || exit 7",)), "print('not reached')")
+    launcher.submit(job)
+    state = end_of(launcher, job)
+    assert (state.state, state.exit_code, state.restarts) == ("failed", 7, 0), printed(job)
+    assert "not reached" not in printed(job)
+
+
 def test_a_job_never_submitted_is_unknown_and_its_cancel_is_quiet(launcher, job):
     assert launcher.poll(job).state == "unknown"
     launcher.cancel(job, "no reason")

@@ -3,7 +3,6 @@
 # exit code is the program's fault and ends the job. run.json is what this script remembers when Slurm starts it again
 # (a lost node, preemption, the next segment); exit.json is its last word, and outlives what slurmctld remembers.
 set -u
-umask 077
 export SCALEUP_JOB=$name
 reason='' code=null signal='' detail='' timer='' steps=-1 ended='' running=main phase=idle early=''
 

@@ -2,7 +2,6 @@
 # Run by srun once a node: the trainer (main) or a command that goes before it (first N). How it ended is one line in
 # ended/: when, of which kind (done, signal, code, missing), which.
 set -u
-umask 077
 node=${SLURM_NODEID:-0} child=
 
 wrote() { # how the command of this node ended
@@ -77,6 +76,11 @@ run_node() { # the command of this node, on the nodes that really run it
 }
 
 cd "$cwd" || { wrote missing "$cwd"; exit 127; }
+trap 'wrote code $?' EXIT # a set-up line that fails ends this, and is the program's fault
+set -e
+around
+set +e
+trap - EXIT
 case $1 in
   main) run_node "${command[@]}" ;;
   first)

@@ -20,6 +20,7 @@ from tasks.launchers.slurm.site import Site
 BATCH_SCRIPT, NODE_SCRIPT = "batch.sh", "node.sh"
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[2]
+_BATCH_BODY, _NODE_BODY = ((_HERE / name).read_text() for name in (BATCH_SCRIPT, NODE_SCRIPT))
 
 # A lost node is noticed after 3 s without a sign of life, and those that are left wait 1 s for a late one, not 15 s and
 # 30 s as by torchrun's defaults. Whole seconds only.
@@ -32,12 +33,12 @@ def batch_script(site: Site, job: Job) -> str:
     return "\n".join([
         "#!/bin/bash",
         f"# Job {job.name}, written by scaleup.",
-        *[f"#SBATCH {option}" for option in _options(site, job)],
+        *[f"#SBATCH {_quoted(option)}" for option in _options(site, job)],
         "",
         *_values(site, job),
         *_modules(job.modules),
         "",
-        (_HERE / BATCH_SCRIPT).read_text(),
+        _BATCH_BODY,
     ])  # fmt: skip
 
 
@@ -56,12 +57,14 @@ def node_script(site: Site, job: Job) -> str:
         f"command=({_words(job.command)})",
         *[f"first_{number}=({_words(command)})" for number, command in enumerate(job.before)],
         "",
+        "around() {",
         *[f"export {name}={_quoted(value)}" for name, value in _variables(site, job).items()],
         *_path(job),
         *_secrets(job),
-        *(["set -e", *job.setup, "set +e"] if job.setup else []),
+        *job.setup,
+        "}",
         "",
-        (_HERE / NODE_SCRIPT).read_text(),
+        _NODE_BODY,
     ])  # fmt: skip
 
 
@@ -173,7 +176,10 @@ def _secrets(job: Job) -> list[str]:
         return []
     file = _quoted(Path(job.secrets_file).expanduser())
     return [
-        f'if [ -n "$(find {file} -maxdepth 0 -perm /077)" ]; then echo {file} may be read by others >&2; exit 1; fi',
+        f'if [ -n "$(find {file} -maxdepth 0 -perm /077)" ]; then',
+        f"  echo {file} may be read by others >&2",
+        "  exit 1",
+        "fi",
         'while IFS= read -r line || [ -n "$line" ]; do',
         '  line=${line#"${line%%[![:space:]]*}"} line=${line#export }',
         "  value=${line#*=} value=${value#[\\\"\\']} value=${value%[\\\"\\']}",
