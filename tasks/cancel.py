@@ -67,20 +67,21 @@ def _cancel(stage: StageDir) -> str:
 
 def reap(now: float | None = None) -> list[str]:
     """Cancel every job that nobody has looked at for its cluster's ``orphan_hours``; return a line for each."""
-    now = time.time() if now is None else now
     ended = []
     for run in runs():
         for path in sorted(run.path.glob("*/job.json")):
             stage = StageDir(path.parent)
-            line = _reap_stage(stage, now)
-            if line:
-                ended.append(line)
+            why = overdue(stage, now)
+            if why is not None:
+                record_cause(stage, "orphan", why)
+                ended.append(cancel(stage))
     return ended
 
 
-def _reap_stage(stage: StageDir, now: float) -> str | None:
-    job = job_of(stage)
-    decided = plan_of(stage)
+def overdue(stage: StageDir, now: float | None = None) -> str | None:
+    """Say why a job is nobody's any more by the time since the last look at it; None where it is over or watched."""
+    now = time.time() if now is None else now
+    job, decided = job_of(stage), plan_of(stage)
     if job is None or launcher_of(decided).poll(job).over:
         return None
     seen = (read_json(stage.watch) or {}).get("last_look", 0.0)
@@ -89,5 +90,4 @@ def _reap_stage(stage: StageDir, now: float) -> str | None:
     if hours <= decided.cluster.orphan_hours:
         return None
     limit = f"its cluster has orphan_hours: {decided.cluster.orphan_hours:g}"
-    record_cause(stage, "orphan", f"nobody has looked at it for {hours:.1f} hours; {limit}")
-    return cancel(stage)
+    return f"nobody has looked at it for {hours:.1f} hours; {limit}"

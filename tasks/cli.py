@@ -70,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     _validate(commands)
     _promote(commands)
     _report(commands)
+    _reap(commands)
     _rejudge(commands)
     _calibrate(commands)
     _backtest(commands)
@@ -130,6 +131,15 @@ def _report(commands: Commands) -> None:
         "Write the report of every stage and of the ladder, HTML and Markdown, from the run's folder.",
     )  # fmt: skip
     report.add_argument("run", metavar="RUN", nargs="?", default="latest", help="default: latest")
+
+
+def _reap(commands: Commands) -> None:
+    reap = _command(
+        commands, "reap", "end jobs whose run is over",
+        "List the jobs that nobody needs any more (their stage was stopped or promoted, nobody has looked at them for "
+        "orphan_hours, no run's folder names them), and end them.",
+    )  # fmt: skip
+    reap.add_argument("--list", action="store_true", help="only list them")
 
 
 _GATES = """FILE is one of two:

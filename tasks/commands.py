@@ -95,6 +95,15 @@ def report(options: Namespace) -> int:
     return 0
 
 
+def reap(options: Namespace) -> int:
+    """List and end jobs whose run is over."""
+    from tasks.reap import reap as end_orphans
+
+    lines = end_orphans(end=not options.list)
+    print("\n".join(lines) or "no job is left whose run is over")
+    return 0
+
+
 def rejudge(options: Namespace) -> int:
     """Judge runs that are over anew under another policy."""
     from tasks.policy import read_policy

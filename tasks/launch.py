@@ -12,6 +12,7 @@ from typing import Any
 from tasks import plan
 from tasks import probe as probes
 from tasks.config import files
+from tasks.config.cluster import Cluster
 from tasks.config.launchers import SlurmConfig
 from tasks.deployment import deployment_id
 from tasks.errors import CheckpointUnsound, LaunchFailed, StageRefused
@@ -71,6 +72,11 @@ def launcher_of(decided: plan.StagePlan) -> Launcher:
     cluster, settings = decided.cluster, decided.cluster.launcher
     if not isinstance(settings, SlurmConfig):
         return LocalLauncher(**settings.model_dump())
+    return slurm_at(cluster, settings)
+
+
+def slurm_at(cluster: Cluster, settings: SlurmConfig) -> SlurmLauncher:
+    """Return the launcher of a Slurm cluster's file."""
     return SlurmLauncher(
         **settings.model_dump(exclude={"nccl", "transport"}),
         network=settings.nccl.variables(),

@@ -32,6 +32,10 @@ class SlurmLauncher(Site):
         """End the job by number and by name, and wait until nothing of it runs; raise LaunchFailed if Slurm is away."""
         cancel.cancel(self, job, because, save=save)
 
+    def end(self, name: str) -> str:
+        """End a job of which nothing but its name is known; say so. Raise LaunchFailed where Slurm is away."""
+        return cancel.end(self, name)
+
     def names(self) -> list[str]:
         """Return the names of all this user's jobs that wait or run here; nothing where Slurm does not answer."""
         try:

@@ -44,6 +44,17 @@ def cancel(site: Site, job: Job, because: str, *, save: bool = False) -> None:
             write_whole(folder / EXIT, record)
 
 
+def end(site: Site, name: str) -> str:
+    """End every job of that name; say which."""
+    try:
+        live = [row for row in squeue.named(site.client, name) if row.live]
+        for row in live:
+            site.client.run("scancel", row.id)
+    except (Refused, Silent) as error:
+        raise LaunchFailed(f"job {name} could not be cancelled: {error}") from error
+    return f"cancelled {', '.join(row.id for row in live)}" if live else "it was over"
+
+
 def _end(site: Site, job: Job, *, saving: bool) -> None:
     client = site.client
     live = _live(client, job)
