@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-KEY, SECRET = "SCALEUPTESTKEY", "scaleup-test-secret"  # noqa: S105  # of servers that live for one test
+KEY, SECRET = "SCALEUPTESTKEY", "scaleup-test-secret"  # of servers that live for one test
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": KEY,
     "AWS_SECRET_ACCESS_KEY": SECRET,

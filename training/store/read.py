@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import socket
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,8 +31,8 @@ def fetch(series: Series, step: int, into: Path) -> Path:
     final = Path(into) / manifest.folder_name(step)
     if final.exists() and not manifest.verify(final) and manifest.read(final).digest == stored.facts.digest:
         return final
-    draft = final.with_name(f".{final.name}.fetched.{os.getpid()}")
-    shutil.rmtree(draft, ignore_errors=True)
+    _clear_abandoned(final)
+    draft = final.with_name(f"{_draft_prefix(final)}{os.getpid()}")
     try:
         draft.mkdir(parents=True)
         _write_files(series, stored, draft)
@@ -58,9 +60,8 @@ def problems(series: Series, step: int, *, deep: bool = True) -> list[Damaged]:
         return [error]
     if not deep:
         return missing(series, stored)
-    unique = {chunk.object + chunk.plain: chunk for made_of in stored.files.values() for chunk in made_of}
-    found = _in_parallel(series, list(unique.values()), lambda chunk: _damage(series, chunk))
-    return [damage for damage in found if damage is not None]
+    with series.pool() as pool:
+        return [damage for name in sorted(stored.files) for damage in _damages(series, stored, name, pool)]
 
 
 def missing(series: Series, stored: StoredManifest) -> list[Damaged]:
@@ -77,12 +78,35 @@ def missing(series: Series, stored: StoredManifest) -> list[Damaged]:
     return found
 
 
-def _damage(series: Series, chunk: Chunk) -> Damaged | None:
-    try:
-        chunks.load(series.objects, series.name, chunk)
-    except Damaged as error:
-        return error
-    return None
+def _draft_prefix(final: Path) -> str:
+    return f".{final.name}.fetched.{socket.gethostname()}."
+
+
+def _clear_abandoned(final: Path) -> None:
+    """Remove what earlier processes on this host left half-fetched of the same checkpoint."""
+    prefix = _draft_prefix(final)
+    for path in final.parent.glob(f"{prefix}*"):
+        if not Path("/proc", path.name.removeprefix(prefix)).exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _damages(series: Series, stored: StoredManifest, name: str, pool: ThreadPoolExecutor) -> list[Damaged]:
+    """Read a file's chunks, several at once but never more than a few ahead, and sum them in their order."""
+    made_of, found, whole = stored.files[name], [], hashlib.sha256()
+    ahead = 2 * series.settings.parallel
+    for first in range(0, len(made_of), ahead):
+        read = [
+            pool.submit(chunks.load, series.objects, series.name, chunk) for chunk in made_of[first : first + ahead]
+        ]
+        for one in read:
+            try:
+                whole.update(one.result())
+            except Damaged as error:
+                found.append(error)
+    wanted = stored.facts.files[name].sha256
+    if not found and whole.hexdigest() != wanted:
+        found.append(Damaged(f"{series.address}: {name} has SHA-256 {whole.hexdigest()}, its manifest says {wanted}"))
+    return found
 
 
 def _write_files(series: Series, stored: StoredManifest, draft: Path) -> None:
