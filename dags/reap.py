@@ -19,7 +19,6 @@ with DAG(
     start_date=datetime(2025, 1, 1, tzinfo=UTC),
     catchup=False,
     max_active_runs=1,
-    is_paused_upon_creation=False,
     default_args={"owner": "scaleup", "retries": 0},
 ) as dag:
 
