@@ -167,7 +167,7 @@ def test_any_schedule_climbs_once_and_comes_down_to_its_floor(kind, warmup, stab
     assert kind == "cosine" or factors[warmup : warmup + stable] == [1.0] * stable
 
 
-# --- what an order may not ask, and what a start may not cost ----------------------------------------------------------
+# --- what an order may not ask, and what a start may not cost ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,7 @@ class Stage(Strict):
     steps: Count | None = None
     tokens: Tokens | None = None
     batch_sequences: Batch = Field(description="sequences a step, or a list of {sequences, from_tokens}")
-    learning_rate: LearningRate = Field(
-        description="a number, or {rule: sqrt, from: gpus_8}"
-    )
+    learning_rate: LearningRate = Field(description="a number, or {rule: sqrt, from: gpus_8}")
     start: StartChoice | None = None
     layout: Layout | None = None
     gates: dict[str, GateChoice] = Field(description="what must hold, for example finite_loss:", min_length=1)
