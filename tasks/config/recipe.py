@@ -73,7 +73,7 @@ class OptimizerConfig(Strict):
     clip: Positive = 1.0
     # `tokens` follows Marek et al. 2025, who shrink batches. Growing them it gained nothing here: 0.12M parameters,
     # 32 -> 64 -> 128 sequences with the rate by sqrt, betas[1] of .95, .98 and .99: held-out loss .003 nats higher than
-    # with `steps` in the mean of 9 pairs, standard error .001. So a recipe's betas stay what they say until somebody asks.
+    # with `steps` in the mean of 9 pairs, standard error .001. So betas stay what they say until somebody asks.
     second_moment: Literal["tokens", "steps"] = Field(
         default="steps", description="in what its half-life stays the same when the batch grows"
     )
