@@ -19,7 +19,7 @@ class Cluster:
 
     def __init__(self, folder, nodes):
         self.folder, self.nodes = folder, nodes
-        first = _free_ports(nodes + 1)
+        first = free_ports(nodes + 1)
         self.variables = {
             **os.environ, "CLUSTER_DIR": str(folder), "CONTROLLER_PORT": str(first), "FIRST_NODE_PORT": str(first + 1),
             "CREDENTIAL_LIFE_S": "5" if nodes <= 8 else "15",
@@ -81,7 +81,7 @@ def slurm():
         yield made
 
 
-def _free_ports(count):
+def free_ports(count):
     """Return the first of so many ports in a row that nobody listens on; below those that the kernel gives away."""
     for first in range(20000 + os.getpid() % 50 * 200, 32000, 200):
         if all(_free(port) for port in range(first, first + count)):

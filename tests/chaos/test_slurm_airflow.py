@@ -8,7 +8,6 @@ from slurm import cluster
 
 from tasks.ladder_outcome import outcome
 from tasks.run import ladder_of
-from tasks.services.airflow_api import AirflowRefused
 from tasks.stage_dir import read_json
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(420)]
@@ -57,28 +56,24 @@ def test_three_stages_on_1_8_and_125_nodes_are_promoted(there):
         assert len(logged) == len(set(logged)) == len(set(steps(stage)))
 
 
-def test_a_run_marked_failed_or_deleted_leaves_no_job(there):
+def test_a_run_marked_failed_leaves_no_job_nor_does_one_deleted_whose_teardown_found_slurm_away(there):
     marked_failed, deleted = there.trigger("failed", "one"), there.trigger("deleted", "one")
     for run in (marked_failed, deleted):
         until(lambda run=run: 9 in (steps(run.stage("gpus_8")) if run.stage("gpus_8").metrics.exists() else []), 120)
         there.wait_for(run, "gpus_8.watch", "running")
         until(run.stage("gpus_8").watch.exists)
+    left = read_json(deleted.stage("gpus_8").job)["name"]
     there.api.mark_run_failed("scale_up_failed", "one")
-    there.api.mark_run_failed("scale_up_deleted", "one")  # Airflow deletes no run that still runs
-    until(lambda: accepted(there.api.call, "/dags/scale_up_deleted/dagRuns/one", method="DELETE"))
     assert there.ended(marked_failed) == "failed"
     assert read_json(marked_failed.stage("gpus_8").cause)["cause"] == "person"
+    assert there.slurm.ask("squeue", "-h", "--me", "-o", "%j").split() == [left]
+
+    there.slurm.do("stop-controller")
+    there.api.mark_run_failed("scale_up_deleted", "one")
+    assert there.ended(deleted, 240) == "failed" and there.states(deleted)["gpus_8.cancel"] == "failed"
+    there.api.call("/dags/scale_up_deleted/dagRuns/one", method="DELETE")
+    there.slurm.do("start-controller")
+    assert there.slurm.ask("squeue", "-h", "--me", "-o", "%j %T").split() == [left, "RUNNING"]
     until(lambda: there.api.has_dag("reap"), 60)
     there.api.unpause("reap")
-    there.api.trigger("reap", "now", {})
     until(lambda: there.slurm.ask("squeue", "-h", "--me", "-o", "%j").strip() == "", 120)
-    assert read_json(deleted.stage("gpus_8").cause)["cause"] in ("orphan", "person")  # or its teardown was quicker
-
-
-def accepted(call, *arguments, **named):
-    """Return whether Airflow did what it was asked."""
-    try:
-        call(*arguments, **named)
-    except AirflowRefused:
-        return False
-    return True

@@ -11,8 +11,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from tasks.stage_dir import home
+from pathlib import Path
 
 CLIENT_SECONDS = 60.0  # a client gives up by itself sooner: MessageTimeout is 10 s by default
 
@@ -51,7 +50,7 @@ class Refused(Exception):
 class Client:
     """Runs a command of Slurm's and returns what it prints."""
 
-    ssh: tuple[str, ...] = ()  # options and host of a login node
+    ssh: tuple[str, ...] = ()  # options of ssh, and last the login node's host
 
     def run(self, *command: str, text: str = "", seconds: float = CLIENT_SECONDS) -> str:
         """Return the standard output of a command that is given ``text``; raise Silent or Refused."""
@@ -75,11 +74,13 @@ class Client:
     def _here(self, command: tuple[str, ...]) -> list[str]:
         if not self.ssh:
             return list(command)
-        kept = home() / "ssh"
-        kept.mkdir(parents=True, exist_ok=True, mode=0o700)
-        options = ("BatchMode=yes", "ControlMaster=auto", f"ControlPath={kept}/%C", "ControlPersist=60")
+        # A socket's path has 108 bytes at most, so it is not below a run's folder. ssh takes the first value that it is
+        # told, so a site's own options come before these.
+        own = Path.home() / ".ssh"
+        own.mkdir(mode=0o700, exist_ok=True)
+        options = ("BatchMode=yes", "ControlMaster=auto", f"ControlPath={own}/scaleup_%C", "ControlPersist=60")
         said = [word for option in options for word in ("-o", option)]
-        return ["ssh", *said, *self.ssh, "--", shlex.join(command)]
+        return ["ssh", *self.ssh[:-1], *said, self.ssh[-1], "--", shlex.join(command)]
 
     def _variables(self) -> Mapping[str, str]:
         kept = (*KEPT, "SSH_AUTH_SOCK") if self.ssh else KEPT
