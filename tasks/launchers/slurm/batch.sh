@@ -219,6 +219,19 @@ next_segment() { # a planned end: neither an attempt nor a failure
   exit 1
 }
 
+lost_nodes() { # of this allocation, those that are down or do not answer
+  sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --format='%N %T' 2> /dev/null |
+    awk '$2 ~ /^down/ || $2 ~ /\*$/ {print $1}' | sort -u | paste -sd , -
+}
+
+leave_to_slurm() { # a node is lost: its partners fail too, and srun may be back before Slurm ends this script
+  say "node $1 is lost; Slurm ends this start of the job"
+  sleep 120 &
+  wait "$!"
+  [ "$early" != TERM ] || { ended=terminated && exit 1; }
+  finish lost null '' "node $1 was lost, and Slurm did not end the job"
+}
+
 again_or_end() { # after a death that was not the program's fault: what died, the reason if that is the end
   if progressed; then fruitless=0
   elif ((fruitless >= restarts)); then finish "$2" null "$1" "$3"
@@ -275,6 +288,10 @@ while :; do
     segment) next_segment ;;
     terminated) exit 1 ;;
   esac
+  if ((step_code > 0)) || ! all_done; then
+    lost=$(lost_nodes)
+    [ -z "$lost" ] || leave_to_slurm "$lost"
+  fi
   died=$(first_death signal) failed=$(first_death code) missing=$(first_death missing)
   if [ -n "$missing" ]; then
     finish cannot_start 127 '' "$missing: no such program on the node"
