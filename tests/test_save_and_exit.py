@@ -109,6 +109,7 @@ def test_a_trainer_that_is_done_when_its_hours_are_up_has_succeeded(waiting):
     assert not stage.cause.exists()
 
 
+@pytest.mark.parametrize("launcher", ["local"], indirect=True)  # Slurm has its KillWait for that, 5 s at least
 def test_one_that_says_it_saves_and_does_not_is_ended_after_its_time(launcher, job):
     launcher = replace(launcher, save_seconds=0.2)
     deaf = "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN); " + SLEEPER
@@ -144,6 +145,7 @@ def test_only_the_command_s_own_process_gets_the_signal(launcher, job):
     assert launcher.poll(job).exit_code == 0
 
 
+@pytest.mark.parametrize("launcher", ["local"], indirect=True)  # on Slurm torchrun starts them
 def test_our_trainer_s_forked_ranks_save_together_and_go_on(launcher, job, tmp_path):
     spans = (trained.span(1, 400, 20),)
     folder = trained.order(tmp_path / "stage", *spans, checkpointing=Checkpointing(every_steps=1000, keep=2))

@@ -109,19 +109,6 @@ def test_what_sbatch_took_although_its_controller_did_not_answer_is_found_and_no
     )
 
 
-def test_a_controller_that_is_away_is_no_answer(slurm, launcher, job):
-    job = program(job, SLEEPER)
-    number = launcher.submit(job)
-    until(lambda: "here" in printed(job))
-    slurm.do("stop-controller")
-    assert launcher.poll(job).state == "unknown"
-    with pytest.raises(LaunchFailed, match=r"is not cancelled yet: .*asked for in cancel.json.*scancel --name="):
-        launcher.cancel(job, "while nobody listens")
-    slurm.do("start-controller")
-    until(lambda: launcher.poll(job).state == "running")
-    assert launcher.submit(job) == number and slurm.jobs(job.name) == [number]
-
-
 def test_of_two_that_came_through_all_the_same_one_runs(slurm, launcher, job):
     job = program(job, SLEEPER)
     number = launcher.submit(job)

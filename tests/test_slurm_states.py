@@ -70,7 +70,7 @@ def there(slurm, tmp_path_factory):
     jobs = {
         "cut": made(folder, "cut", TRAINER, "60"),
         "preempted": made(folder, "preempted", TRAINER, "200", sigusr1=True),
-        "chained": made(folder, "chained", TRAINER, "70", sigusr1=True),
+        "chained": made(folder, "chained", TRAINER, "45", sigusr1=True),
         "unlucky": made(folder, "unlucky"),
     }
     numbers = {name: launchers[name].submit(job) for name, job in jobs.items()}
@@ -130,7 +130,7 @@ def test_a_stage_longer_than_its_segments_is_a_chain_of_them_and_no_end_counts_a
     job, launcher = there.jobs["chained"], there.launchers["chained"]
     state = end_of(launcher, job)
     assert (state.state, state.restarts) == ("succeeded", 0)
-    assert steps_of(job) == list(range(1, 71))  # each once: every segment ended with a checkpoint of its last step
+    assert steps_of(job) == list(range(1, 46))  # each once: every segment ended with a checkpoint of its last step
     assert json.loads((Path(job.folder) / "exit.json").read_text())["segments"] >= 1
     assert there.slurm.jobs(job.name) == [there.numbers["chained"]]
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launching import LAUNCHERS, printed, program
+from launching import LAUNCHERS, SLEEPER, printed, program
 from running import ROOT, until
 
 from tasks.errors import LaunchFailed
@@ -113,3 +113,17 @@ def test_each_is_one_job_whatever_is_killed_when(slurm, tmp_path, seed):
         counts["killed"] += sum(killed)
     print(f"\nseed {seed}: {counts}; none ran twice, none not at all")
     assert counts["killed"] > counts["submissions"] / 4
+
+
+@pytest.mark.parametrize("launcher", ["slurm"], indirect=True)
+def test_a_controller_that_is_away_is_no_answer(slurm, launcher, job):
+    job = program(job, SLEEPER)
+    number = launcher.submit(job)
+    until(lambda: "here" in printed(job))
+    slurm.do("stop-controller")
+    assert launcher.poll(job).state == "unknown"
+    with pytest.raises(LaunchFailed, match=r"is not cancelled yet: .*asked for in cancel.json.*scancel --name="):
+        launcher.cancel(job, "while nobody listens")
+    slurm.do("start-controller")
+    until(lambda: launcher.poll(job).state == "running")
+    assert launcher.submit(job) == number and slurm.jobs(job.name) == [number]

@@ -215,7 +215,10 @@ next_segment() { # a planned end: neither an attempt nor a failure
   used=$((used + $(now) - begun)) begun=0
   remember
   scontrol requeue "$SLURM_JOB_ID" || finish lost null '' "its next segment could not be queued"
-  sleep 60 # Slurm ends this script
+  ended=requeued
+  sleep 60 & # Slurm ends this script, by a SIGTERM and then otherwise
+  wait "$!"
+  kill "$!" 2> /dev/null
   exit 1
 }
 
@@ -228,6 +231,7 @@ leave_to_slurm() { # a node is lost: its partners fail too, and srun may be back
   say "node $1 is lost; Slurm ends this start of the job"
   sleep 120 &
   wait "$!"
+  kill "$!" 2> /dev/null
   [ "$early" != TERM ] || { ended=terminated && exit 1; }
   finish lost null '' "node $1 was lost, and Slurm did not end the job"
 }
