@@ -47,8 +47,9 @@ KINDS = {
 def heads(job):
     """Return both scripts without the bodies that all jobs share."""
     said = []
+    bodies = {"batch.sh": ("clock.sh", "batch.sh"), "node.sh": ("node.sh",)}
     for text, name in ((script.batch_script(SITE, job), "batch.sh"), (script.node_script(SITE, job), "node.sh")):
-        body = (Path(script.__file__).parent / name).read_text()
+        body = "".join((Path(script.__file__).parent / part).read_text() for part in bodies[name])
         assert text.endswith("\n" + body) and text.count(body) == 1
         said.append(f"==> {name}\n{text.removesuffix(body)}")
     return "".join(said)

@@ -1,7 +1,7 @@
 """What Slurm is given: a batch script for the first node, and what each node runs. Nothing secret is in either.
 
-Each is a head with the job's own values, and a body that is the same for all jobs (``batch.sh``, ``node.sh``): copied,
-so that a job that is started again on day 5 runs day 1's script.
+Each is a head with the job's own values, and a body that is the same for all jobs (``clock.sh`` and ``batch.sh``;
+``node.sh``): copied, so that a job that is started again on day 5 runs day 1's script.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tasks.launchers.slurm.site import Site
 BATCH_SCRIPT, NODE_SCRIPT = "batch.sh", "node.sh"
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[2]
-_BATCH_BODY, _NODE_BODY = ((_HERE / name).read_text() for name in (BATCH_SCRIPT, NODE_SCRIPT))
+_BATCH_BODY = (_HERE / "clock.sh").read_text() + (_HERE / BATCH_SCRIPT).read_text()
+_NODE_BODY = (_HERE / NODE_SCRIPT).read_text()
 
 # A lost node is noticed after 3 s without a sign of life, and those that are left wait 1 s for a late one, not 15 s and
 # 30 s as by torchrun's defaults. Whole seconds only.
