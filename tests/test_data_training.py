@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from config_texts import CLUSTER, EXPERIMENT
 from trained import order, records, run, span, steps
 
-from tasks import tokenize
+from tasks import config, tokenize
 from tasks.config.as_trained import rehearsed_recipe
 from tasks.config.data import is_synthetic, orders
 from tasks.config.recipe import Recipe
+from tasks.errors import ConfigInvalid
 from tasks.gates import REGISTRY
 from tasks.gates.core import Evidence, Outcome, StageFacts, judge
 from training import data, manifest, train
@@ -52,9 +54,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tokens: Path) -> Path:
 
 def again(runs: Path, name: str, tmp_path: Path, **changes) -> Path:
     """A stage that goes on from step 3 (60 samples) of a finished job, under changed orders."""
-    config = read_config(runs / name)
+    ordered = read_config(runs / name)
     start = Start("continue", str(runs / name / "checkpoints" / manifest.folder_name(3)), 3)
-    return order(tmp_path / "next", span(4, 2, 20), start=start, data=changes.get("data", config.data))
+    return order(tmp_path / "next", span(4, 2, 20), start=start, data=changes.get("data", ordered.data))
 
 
 def test_records_and_checkpoint_say_what_was_read_and_how_far(runs, tokens):
@@ -75,17 +77,17 @@ def test_until_the_range_that_is_left_out_nothing_differs_and_then_the_rest_come
     assert [skipping[n]["loss"] for n in (1, 2, 3)] == [whole[n]["loss"] for n in (1, 2, 3)]
     assert skipping[4]["loss"] != whole[4]["loss"]
     assert skipping[10]["tokens"] == whole[10]["tokens"], "as many samples are learnt from"
-    config = read_config(runs / "skipping")
-    dataset = data.open_dataset(config.data, 256)
-    one = data.open_dataset(Data(config.data.sources), 256).stream(16, config.seed)
-    assert torch.equal(dataset.stream(16, config.seed).samples(60, 156), one.samples(80, 156))
+    ordered = read_config(runs / "skipping")
+    dataset = data.open_dataset(ordered.data, 256)
+    one = data.open_dataset(Data(ordered.data.sources), 256).stream(16, ordered.seed)
+    assert torch.equal(dataset.stream(16, ordered.seed).samples(60, 156), one.samples(80, 156))
 
 
 def test_a_range_ahead_may_be_added_or_dropped_under_a_ladder(runs, tmp_path):
-    config = read_config(runs / "mixed")
-    skipping = Data(config.data.sources, skip_samples=((60, 80), (200, 300)))
+    ordered = read_config(runs / "mixed")
+    skipping = Data(ordered.data.sources, skip_samples=((60, 80), (200, 300)))
     assert train.prepare(again(runs, "mixed", tmp_path, data=skipping)).resume.checkpoint.step == 3
-    assert train.prepare(again(runs, "skipping", tmp_path / "b", data=config.data)).resume.checkpoint.step == 3
+    assert train.prepare(again(runs, "skipping", tmp_path / "b", data=ordered.data)).resume.checkpoint.step == 3
 
 
 @pytest.mark.parametrize(
@@ -155,6 +157,25 @@ def test_a_recipe_says_its_data_in_a_word_or_a_mapping():
     assert is_synthetic("synthetic") and not is_synthetic(recipe.data)
     rehearsed = rehearsed_recipe({"data": said}, {"data": {"sources": ["stdlib"]}})
     assert rehearsed["data"] == {"sources": ["stdlib"]}, "what is skipped of one is not of the other"
+
+
+def test_masks_that_no_layout_has_yet_are_refused(tmp_path, tokens):
+    folder = order(tmp_path / "stage", span(1, 1, 8), data=Data((DataSource(str(tokens)),), documents="cut"))
+    with pytest.raises(ConfigError, match=r"data\.documents: no layout masks attention at documents' ends yet"):
+        train.prepare(folder)
+
+
+def test_a_gate_on_the_loss_of_synthetic_samples_is_named_before_a_gpu_is_used(tmp_path, monkeypatch):
+    for kind, name, text in (("experiments", "x", EXPERIMENT), ("clusters", "c", CLUSTER)):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / f"{name}.yaml").write_text(text.replace("processes: 2", "processes: 2\n  data: synthetic"))
+    monkeypatch.setenv("SCALEUP_CONFIGS", str(tmp_path))
+    with pytest.raises(ConfigInvalid) as raised:
+        config.load_experiment("x")
+    assert str(raised.value).splitlines()[1:] == [
+        "  stages.1.gates.replay_parity: judges a loss, and rehearsal.data is synthetic: random tokens show nothing; "
+        "write replay_parity: dropped"
+    ]
 
 
 def test_orders_survive_the_file_between_pipeline_and_trainer(tmp_path):

@@ -43,7 +43,7 @@ class Loop:
         torch.manual_seed(config.seed)
         self.order, self.config, self.world = order, config, world
         stream = dataset.stream(config.sequence_length, config.seed)
-        self.samples = data.Prefetcher(stream, dataset.orders.prefetch_steps)
+        self.samples = data.Prefetcher(stream, dataset.steps_ahead)
         self.held_out = dataset.held_out(config.held_out.sequences, config.sequence_length)
         self.compressed = CompressedSum(config.compression, place(config, world)) if config.compression else None
         self.engine = engine.engine(config, self.samples, world, self.compressed or all_reduce)

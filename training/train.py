@@ -43,6 +43,8 @@ def prepare(stage_dir: Path, started: Started | None = None) -> Order:
     if config.emulation is not None:
         step_time.refuse_impossible(config.emulation, config.gpus)
     dataset = data.open_dataset(config.data, config.model.vocabulary)
+    if dataset.orders.documents == "cut":
+        raise ConfigError("data.documents: no layout masks attention at documents' ends yet; write packed")
     alone = started is None or started.rank == 0  # the others are told: a thousand need not sum what one can
     resume = find(stage_dir, config, dataset.fingerprint) if alone else Resume()
     for problem in resume.unsound:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from tasks.config.errors import plain
-from tasks.config.values import CountOrZero, Positive, Strict, Text
+from tasks.config.values import CountOrZero, Positive, Strict, Text, only
 from training import config as contract
 from training.config.data import SYNTHETIC, Range, Skips
 
@@ -50,7 +50,7 @@ class DataConfig(Strict):
     sources: Annotated[tuple[Annotated[DataSource, BeforeValidator(_source)], ...], Field(min_length=1)] = Field(
         description="a list of words or {path, weight}"
     )
-    documents: Literal["packed", "cut"] = "packed"
+    documents: Annotated[Literal["packed"], only(cut="documents are packed one behind the other so far")] = "packed"
     skip_samples: Annotated[
         tuple[tuple[CountOrZero, CountOrZero], ...], BeforeValidator(_ranges), AfterValidator(_ascending)
     ] = Field(default=(), description="[first, end], or a list of such: samples that are left out")

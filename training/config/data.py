@@ -29,10 +29,12 @@ class Data:
     """All that decides which tokens a sample is made of, and how they are read."""
 
     sources: tuple[DataSource, ...]
-    documents: Literal["packed", "cut"] = "packed"  # cut: no token is predicted from, or attends to, another document
+    documents: Literal["packed", "cut"] = "packed"  # cut: no token is predicted from, or attends to, another document;
+    # the data side offers ids, positions, weights and mask, no engine takes them yet, so the trainer refuses it
     skip_samples: tuple[Range, ...] = ()  # [first, end) in the stream's own numbers, ascending; left out
     verify: Literal["sampled", "whole"] = "sampled"  # how token files are compared with their index at the start
-    prefetch_steps: int = 2  # steps whose samples are made ready while earlier ones compute; 0: on the spot
+    prefetch_steps: int = 2  # steps whose samples are made ready while earlier ones compute; 0: on the spot. One text
+    # that lies in memory is always cut on the spot, which is faster
 
     def __post_init__(self) -> None:
         """Refuse what no stream could be made of."""

@@ -64,6 +64,16 @@ class Dataset:
         """The sources' weights as written."""
         return tuple(source.weight for source in self.orders.sources)
 
+    @property
+    def steps_ahead(self) -> int:
+        """For how many steps samples are worth making ready: of one text in memory for none.
+
+        Cutting 128 samples of 32 bytes takes 0.12 ms and being handed them by a thread 0.27 ms; of a mapped file of
+        8 samples of 1024 tokens it is 0.24 against 0.13 ms, of two sources 3.0 against 0.13 ms.
+        """
+        in_memory = all(isinstance(source.train, InMemory) for source in self.sources)
+        return 0 if in_memory and len(self.sources) < 2 else self.orders.prefetch_steps
+
     def stream(self, sequence_length: int, seed: int) -> MixedStream | Synthetic:
         """Return the training samples in the order that a seed decides; any process may make its own."""
         skips = Skips(self.orders.skip_samples)
