@@ -17,6 +17,7 @@ from tasks.stage_dir import home
 
 __all__ = ["Count", "CountOrZero", "NotNegative", "Part", "Positive", "Strict", "Text"]
 
+
 class Link(Strict):
     """One kind of connection as a GPU sees it: Hockney's T = latency + bytes / bandwidth."""
 
