@@ -146,7 +146,7 @@ class CompressedSum:
                     sums += self.codec.decode(codes)
             total = sent[:blocks]
             self.codec.encode(errors.server, total)
-        dist.all_gather_into_tensor(received, total, group=group)
+        dist.all_gather_single(received, total, group=group)
         with self._timed():
             for part, values in zip(_passes(received), torch.split(flat, BLOCKS_A_PASS * BLOCK), strict=False):
                 values.copy_(self.codec.decode(part).view(-1)[: len(values)])
