@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from training.config import (
     Checkpointing,
     Emulation,
     HeldOut,
+    Layout,
     Link,
     ModelShape,
     Schedule,
@@ -196,6 +198,8 @@ def _serve(pairs: list[tuple[str, str]]) -> None:
     from training import train
 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become ours, so we see whether there are any
+    if any(json.loads((Path(folder) / CONFIG).read_text())["layout"] != asdict(Layout()) for folder, _ in pairs):
+        from training import parallel  # noqa: F401, once for all of them: 2 s each
     for folder, moment in pairs:
         begin = time.monotonic()
         child = os.fork()
