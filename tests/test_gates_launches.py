@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from gate_evidence import facts, second_stage, steps, third_stage_entry
 
-from tasks import probe as probes
 from tasks import statistics
-from tasks.gates import REGISTRY, Check, Evidence, Noise, Outcome, Probe, judge, next_measurement
+from tasks.gates import REGISTRY, Check, Evidence, Noise, Outcome, Probe, judge
 from tasks.gates.core import Measurement
 
 
@@ -129,10 +128,6 @@ def bought(check: Check) -> Measurement:
 
 
 FOLLOWING = facts("gpus_1000", 1000, index=2, steps_at_stake=120)
-
-
-def test_a_probe_has_the_steps_that_gates_price():
-    assert next_measurement.STEPS == probes.STEPS
 
 
 def test_an_undecided_efficiency_buys_the_cheaper_of_the_two_launches():

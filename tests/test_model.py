@@ -62,7 +62,7 @@ def test_a_sequence_without_targets_weighs_nothing():
 
 
 def test_rotated_products_depend_on_the_distance_alone():
-    cosine, sine = rope(32, 8, torch.device("cpu"))
+    cosine, sine = rope(32, 8, 10_000.0, torch.device("cpu"))
     query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(3)).unbind()
     at = rotate(query.expand(32, 8), cosine, sine), rotate(key.expand(32, 8), cosine, sine)
     products = at[0] @ at[1].T

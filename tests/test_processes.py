@@ -20,14 +20,15 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict:
     root = tmp_path_factory.mktemp("started")
     plain = order(root / "plain", span(1, 6, 20), processes=2, reduction="exact")
     asked = order(root / "asked", span(1, 100_000, 20), processes=2)
-    agents = {
-        "plain": started.agent(started.TORCHRUN, plain, "--nproc-per-node=2"),
-        "asked": started.agent(started.OURS, asked, "--nproc-per-node=2"),
-    }
-    # Before it has imported torch: the agent has the signal blocked by then, and the job has not begun.
-    until(lambda: _blocks(agents["asked"].pid, signal.SIGUSR1), started.SECONDS)
-    agents["asked"].send_signal(signal.SIGUSR1)
-    return {"root": root, **{name: (each, *started.end(each)) for name, each in agents.items()}}
+    pair = (
+        started.Agent(started.TORCHRUN, plain, "--nproc-per-node=2"),
+        started.Agent(started.OURS, asked, "--nproc-per-node=2"),
+    )
+    with started.agents(*pair) as (torchrun, ours):
+        # Before it has imported torch: the agent has the signal blocked by then, and the job has not begun.
+        until(lambda: _blocks(ours.pid, signal.SIGUSR1), started.SECONDS)
+        os.kill(ours.pid, signal.SIGUSR1)
+        return {"root": root, "plain": torchrun.end(), "asked": ours.end(), "left": torchrun.started + ours.started}
 
 
 def _blocks(pid: int, number: int) -> bool:
@@ -37,7 +38,7 @@ def _blocks(pid: int, number: int) -> bool:
 
 
 def test_a_job_started_by_torchrun_is_the_forked_one_bit_for_bit(ends):
-    _, code, said = ends["plain"]
+    code, said = ends["plain"]
     assert code == 0, said
     folder = ends["root"] / "plain"
     alone = order(ends["root"] / "alone", span(1, 6, 20), processes=1, reduction="exact")
@@ -53,12 +54,12 @@ def test_a_job_started_by_torchrun_is_the_forked_one_bit_for_bit(ends):
 
 
 def test_an_agent_asked_to_save_before_its_processes_can_listen_has_them_save_and_exit(ends):
-    agent, code, said = ends["asked"]
+    code, said = ends["asked"]
     assert code == 0, said
     (saved,) = records(ends["root"] / "asked", "checkpoint")
     assert saved["saved"] is True
     assert saved["step"] == 1, "the very first step knew it"
-    assert started.left(agent) == []
+    assert ends["left"] == []
 
 
 AROUND = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

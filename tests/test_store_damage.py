@@ -1,4 +1,4 @@
-"""A hundred planted corruptions: each is found, named, put aside, and an older whole checkpoint is taken in its place."""
+"""A hundred planted corruptions: each is found, named, put aside, and an older whole checkpoint is taken."""
 
 import dataclasses
 import os
@@ -46,7 +46,7 @@ def filled(settings, made, name="gpt/run_1/gpus_8", whose="ours"):
 
 
 def own_chunks(series, step, other):
-    """Return keys of chunks that one checkpoint has and an older one does not need, so that the older one stays whole."""
+    """Return keys of chunks that one checkpoint has and an older one does not need: that one stays whole."""
     needed = {chunk.object for chunk in series.stored_manifest(series.pointer(other)).chunks}
     mine = {chunk.object for chunk in series.stored_manifest(series.pointer(step)).chunks} - needed
     return [f"{series.name}/chunks/{name[:2]}/{name}" for name in sorted(mine)]

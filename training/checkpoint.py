@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from training import manifest
 from training.compression import CompressedSum
-from training.config import CHECKPOINTS, ConfigError, Data, Start, TrainConfig
+from training.config import CHECKPOINTS, ConfigError, Data, ModelShape, Start, TrainConfig
 from training.config.data import skipped_otherwise
 from training.manifest import Manifest
 from training.processes import World
@@ -98,13 +98,20 @@ def identity(config: TrainConfig, fingerprint: str) -> dict[str, Any]:
 
 def _mismatches(found: Manifest, config: TrainConfig, fingerprint: str, weights_only: bool = False) -> list[str]:
     wanted = identity(config, fingerprint)
+    had = {**found.extra, "model": _with_defaults(found.extra.get("model"))}
     names = ["model"] if weights_only else [name for name in wanted if name != "skip_samples"]
     skips = None if weights_only else _skipped_otherwise(found, config)
     return [f"{found.folder} cannot go on: {skips}"] * bool(skips) + [
-        f"{found.folder} was written with {name} {found.extra.get(name)!r}, this stage has {wanted[name]!r}"
+        f"{found.folder} was written with {name} {had.get(name)!r}, this stage has {wanted[name]!r}"
         for name in names
-        if found.extra.get(name) != wanted[name]
+        if had.get(name) != wanted[name]
     ]
+
+
+def _with_defaults(model: Any) -> Any:
+    """Return a shape as an older checkpoint names it with the keys that did not exist then, as they were all along."""
+    optional = {f.name: f.default for f in dataclasses.fields(ModelShape) if f.default is not dataclasses.MISSING}
+    return optional | model if isinstance(model, dict) else model
 
 
 def _skipped_otherwise(found: Manifest, config: TrainConfig) -> str | None:

@@ -32,6 +32,7 @@ class StepResult:
     stop: bool = False  # some process was asked to save and stop; every process reads the same answer
     small: SmallBatch | None = None  # None where an engine has no gradient of less than the whole step
     seconds: dict[str, float] = field(default_factory=dict)
+    routing: dict[str, float] = field(default_factory=dict)  # of a mixture of experts, as training.moe.collect says it
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

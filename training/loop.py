@@ -13,7 +13,7 @@ from training import data, engine
 from training.checkpoint import Progress, Resume, State, shapes, weights
 from training.compression import CompressedSum, place
 from training.config import METRICS, ConfigError, Span, TrainConfig
-from training.gradients import StepResult, all_reduce
+from training.gradients import StepResult, all_reduce, local
 from training.manifest import Purpose
 from training.metrics import Records, header, step_record
 from training.pace import Pace
@@ -58,7 +58,7 @@ class Loop:
         self.pace = Pace(config.checkpointing.every_minutes, world)
         self.progress = self.state.load(order.resume)
         copies = self.engine.placed.copies
-        world.check_equal({name: p for name, p in parameters.items() if copies[name] == world.processes})
+        world.check_equal({name: local(p) for name, p in parameters.items() if copies[name] == world.processes})
 
     def run(self) -> None:
         """Train from where the stage is to its last step, or until somebody asks to save and stop."""
@@ -163,4 +163,6 @@ class Recorder:
         aged: dict[str, float] = {} if age is None else {"checkpoint_age_seconds": age}
         if self.compressed:
             aged |= self.compressed.spent()
-        self.write("step", **place, batch=batch, loss=result.loss, **update.to_json(), **times, **aged)
+        self.write(
+            "step", **place, batch=batch, loss=result.loss, **update.to_json(), **result.routing, **times, **aged
+        )

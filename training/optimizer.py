@@ -7,7 +7,7 @@ bias corrections are those of betas that never change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,27 @@ def decays(name: str, parameter: Tensor) -> bool:
     return parameter.dim() > 1 and "embedding" not in name
 
 
+def one(name: str) -> float:
+    """Be the rate factor of every parameter: all learn at the rate as given."""
+    return 1.0
+
+
 class AdamW:
     """First and second moments of each parameter, by its name, and the update; all in float32."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], settings: Optimizer) -> None:
-        """Start with moments of zero; parameters, sharded or whole, are updated in place."""
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], settings: Optimizer, rate_factor: Callable[[str], float] = one
+    ) -> None:
+        """Start with moments of zero; parameters, sharded or whole, are updated in place.
+
+        ``rate_factor`` of its name is what a parameter's learning rate is multiplied by. Its decay is not: a weight
+        decays by the given rate x weight_decay at any width.
+        """
         self.settings = settings
         self.parameters = dict(parameters)
+        self.alike: dict[tuple[bool, float], list[str]] = {}  # names, by whether they decay and their rate's factor
+        for name, parameter in self.parameters.items():
+            self.alike.setdefault((decays(name, parameter), rate_factor(name)), []).append(name)
         self.first = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
         self.second = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
         # Updates done, and the steps of betas[1] that decay the second moment as far; equal while the batch is. Skipped
@@ -49,10 +63,7 @@ class AdamW:
         # into the learning rate, and out of the decay again. While the batch is what it was, the ratio is exactly 1.
         steps = elapsed / settings.reference_steps(batch)
         ratio = (1.0 - beta1**steps) / (1.0 - beta1**done)
-        for decay in (True, False):
-            names = [name for name, p in self.parameters.items() if decays(name, p) is decay]
-            if not names:
-                continue
+        for (decay, factor), names in self.alike.items():
             parameters = [local(self.parameters[name].detach()) for name in names]
             device = parameters[0].device
             torch._fused_adamw_(
@@ -62,10 +73,10 @@ class AdamW:
                 [local(self.second[name]) for name in names],
                 [],
                 [torch.full((), steps, device=device)] * len(names),
-                lr=learning_rate * ratio,
+                lr=learning_rate * ratio * factor,
                 beta1=beta1,
                 beta2=beta2,
-                weight_decay=settings.weight_decay / ratio if decay else 0.0,
+                weight_decay=settings.weight_decay / ratio / factor if decay else 0.0,
                 eps=settings.eps,
                 amsgrad=False,
                 maximize=False,
@@ -98,7 +109,7 @@ def gradient_norm(placed: Placed, world: World) -> Tensor:
     whole = all(placed.copies[name] == world.processes for name in placed.parameters)  # each process has all of them
     total = torch.zeros((), dtype=torch.float64, device=world.device)
     if gradients:
-        # In float64: summed in float32 on a CPU, the norm of 10 million elements is 4e-4 off, and each layout has its own.
+        # In float64: summed in float32 on a CPU, the norm of 10 million elements is 4e-4 off, in each layout otherwise.
         norms = torch.stack(torch._foreach_norm(list(gradients.values()), 2, dtype=torch.float64))
         copies = [1 if whole else placed.copies[name] for name in gradients]
         weights = torch.tensor(copies, dtype=torch.float64).reciprocal()

@@ -99,7 +99,7 @@ def _shard_states(model: GPT, mesh: Mesh, layout: Layout) -> None:
     A pipeline passes many micro-batches through a stage before it is done with its weights, so they stay gathered.
     """
     offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if layout.cpu_offload else OffloadPolicy()
-    again = layout.pipeline == 1 and layout.shard > 1
+    again = None if layout.pipeline == 1 and layout.shard > 1 else False  # None: all but the root, needed at once
     for module in (*model.blocks.values(), model):
         shards = mesh.devices["shard"]
         sharded: FSDPModule = fully_shard(module, mesh=shards, reshard_after_forward=again, offload_policy=offload)
@@ -133,7 +133,7 @@ def _passes(config: TrainConfig, mesh: Mesh, world: World, stages: Mapping[int, 
     if mesh.size("pipeline") == 1:
         return Whole(stages[0], loss, precision, last_pass)
     length = config.sequence_length // (ranks if config.layout.sequence_parallel else 1)
-    return Pipeline(stages, mesh, loss, precision, length)
+    return Pipeline(stages, mesh, world.device, loss, precision, length)
 
 
 def _placed(stages: Mapping[int, GPT], mesh: Mesh, world: World) -> Placed:

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from training.gradients import StepResult
+from training.moe import Experts, experts_of
 from training.replicas import LastPass
 
 LossSum = Callable[[Tensor, Tensor], Tensor]  # of logits [batch, sequence, vocabulary] and targets, see model.loss_sum
@@ -25,6 +26,7 @@ class Passes(Protocol):
 
     multiple: int  # micro-batches come in multiples of this
     wanted: int  # micro-batches that keep every process busy, where the samples suffice
+    experts: list[Experts]  # mixtures held here
 
     def train(self, inputs: Tensor, targets: Tensor, factor: float, result: StepResult) -> Tensor:
         """Leave in ``grad`` the gradient of factor x the loss's sum over all data ranks; return the sum over this one.
@@ -51,9 +53,12 @@ class Whole:
     ) -> None:
         """``model`` is a GPT, as it is or sharded by FSDP2 or wrapped by DDP; ``precision`` that of its forward."""
         self.model, self.loss_sum, self.precision, self.last_pass = model, loss_sum, precision, last_pass
+        self.experts = experts_of([model])
 
     def train(self, inputs: Tensor, targets: Tensor, factor: float, result: StepResult) -> Tensor:
         """See :meth:`Passes.train`. FSDP scatters gradients after every micro-batch: so they never lie here whole."""
+        for each in self.experts:
+            each.loss_factor = factor
         total = torch.zeros((), dtype=torch.float64, device=inputs.device)
         for number, (tokens, wanted) in enumerate(zip(inputs, targets, strict=True), start=1):
             self.last_pass.now = number == len(inputs)
@@ -77,6 +82,9 @@ class Whole:
             with self.precision():
                 logits = self.model(tokens)
             total += self.loss_sum(logits, wanted).double()
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # no backward pass follows that would let go of them, and they change
         return total
 
     def _alone(self) -> AbstractContextManager[object]:

@@ -18,6 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from training.gradients import StepResult, local
 from training.mesh import Mesh
 from training.model import GPT
+from training.moe import experts_of
 from training.passes import LossSum
 
 
@@ -45,16 +46,19 @@ class Pipeline:
         self,
         stages: Mapping[int, GPT],
         mesh: Mesh,
+        device: torch.device,
         loss_sum: LossSum,
         precision: Callable[[], AbstractContextManager[object]],
         hidden_length: int,
     ) -> None:
         """Between stages go float32 [sequences, hidden_length, hidden]: a tensor rank's part of a sequence."""
-        self.stages, self.mesh, self.loss_sum, self.precision = stages, mesh, loss_sum, precision
+        self.stages, self.mesh, self.device = stages, mesh, device
+        self.loss_sum, self.precision = loss_sum, precision
         self.hidden_length = hidden_length
         self.processes = mesh.size("pipeline")
         self.multiple = self.processes  # the interleaved schedule goes round by round; 1F1B must fill the pipeline
         self.wanted = 4 * self.processes  # then (p - 1) of 5 p - 1 turns are idle
+        self.experts = experts_of(stages.values())
         self._factor = 1.0
         self._schedules: dict[torch.Size, Schedule1F1B | ScheduleInterleaved1F1B] = {}
         self._timed: dict[torch.Size, list[TimedStage]] = {}
@@ -63,6 +67,8 @@ class Pipeline:
         """See :meth:`training.passes.Passes.train`."""
         self._factor = factor
         losses: list[Tensor] = []
+        for each in self.experts:
+            each.loss_factor = factor
         with result.timed("communication"):
             self._schedule(inputs, result).step(*self._first(inputs), **self._last(targets, losses))
             self._join_tied()
@@ -102,7 +108,7 @@ class Pipeline:
             model,
             number,
             self.processes * len(self.stages),
-            next(model.parameters()).device,
+            self.device,
             input_args=hidden if model.embedding is None else tokens,
             output_args=hidden,  # of the last stage nobody receives any
             group=self.mesh.group("pipeline"),
@@ -135,7 +141,7 @@ class Pipeline:
         group, place = self.mesh.group("pipeline"), self.mesh.place("pipeline")
         peer = dist.get_global_rank(group, self.processes - 1 - place)
         gradient = local(_gradient(weight))
-        mine = gradient.to(self.mesh.devices.device_type)  # from the host's memory, where it is offloaded
+        mine = gradient.to(self.device)  # from the host's memory, where it is offloaded
         theirs = torch.empty_like(mine)
         swap = [dist.P2POp(dist.isend, mine, peer, group), dist.P2POp(dist.irecv, theirs, peer, group)]
         for work in dist.batch_isend_irecv(swap):
@@ -146,7 +152,7 @@ class Pipeline:
 def tied(stages: Mapping[int, GPT]) -> nn.Parameter | None:
     """Return the parameter of these stages that another stage has a copy of, if there is one."""
     for model in stages.values():
-        if (model.embedding is None) != (model.head is None):
+        if model.shape.tied and (model.embedding is None) != (model.head is None):
             return model.named().get("embedding.weight")
     return None
 

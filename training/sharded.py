@@ -16,6 +16,7 @@ from training.data import Samples, share
 from training.emulate import sequences_a_pass
 from training.gradients import Placed, StepResult, local
 from training.model import NO_TARGET
+from training.moe import collect
 from training.passes import Passes
 from training.processes import World
 
@@ -69,6 +70,8 @@ class Sharded:
             torch._foreach_mul_(gradients, mean_over / tokens)
         with result.timed("communication"):
             total, stops = self._sum(loss, float(stop))
+            if self.passes.experts:
+                result.routing = collect(self.passes.experts, self.world)
         result.loss, result.stop = total / tokens, stops > 0
         return result
 

@@ -52,6 +52,8 @@ def split(model: GPT, ranks: DeviceMesh, sequence_parallel: bool) -> None:
     if sequence_parallel:
         block |= {"attention_norm": SequenceParallel(), "ffn_norm": SequenceParallel()}
         ends |= {"norm": SequenceParallel()}
+    if model.shape.mlp == "gelu":
+        del block["ffn.gate"]
     for each in model.blocks.values():
         parallelize_module(each, ranks, block)
     parallelize_module(model, ranks, {name: style for name, style in ends.items() if getattr(model, name) is not None})

@@ -48,7 +48,7 @@ class Updater:
     def __init__(self, placed: Placed, world: World, config: TrainConfig) -> None:
         """Start with moments of zero."""
         self.placed, self.world, self.config = placed, world, config
-        self.optimizer = AdamW(placed.parameters, config.optimizer)
+        self.optimizer = AdamW(placed.parameters, config.optimizer, config.model.rate_factor)
         self.scaler = LossScaler(config.loss_scale, config.precision)
         self.noise = GradientNoise()
 
@@ -60,7 +60,8 @@ class Updater:
     def update(self, learning_rate: float, batch: int, small: SmallBatch | None = None) -> Update:
         """Move the weights by the gradients of ``batch`` sequences; without finite ones they stay.
 
-        All is put on the device before the one wait of a step, in which the host reads what became of it.
+        All is put on the device before the host waits, once, for what became of it; beside this only engines wait, for
+        the loss.
         """
         scale = self.scaler.scale
         norm = gradient_norm(self.placed, self.world) / scale

@@ -28,7 +28,11 @@ def test_the_stall_is_a_small_part_of_a_synchronous_save(tmp_path):
     state |= {f"{moment}.{name}": torch.rand_like(p) for moment in ("first", "second") for name, p in state.items()}
     stage = order(tmp_path / "gpus_8", span(1, 9, 8), checkpointing=Checkpointing(keep=1))
     records = []
-    saver = Saver(Written(stage, read_config(stage), "0" * 64, lambda cursor: {}), World(), lambda kind, **said: records.append(said))
+    saver = Saver(
+        Written(stage, read_config(stage), "0" * 64, lambda cursor: {}),
+        World(),
+        lambda kind, **said: records.append(said),
+    )
     tokens = torch.randint(0, SHAPE.vocabulary, (4, 129))
     synchronous, stalls, alone, beside = [], [], [], []
     for step in range(1, ROUNDS + 1):

@@ -13,7 +13,7 @@ class Compression:
     bits: Literal[1, 2, 4] = 2
 
     def needless(self, copies: int, virtual: bool) -> str | None:
-        """Say why nothing would be compressed, if so, where there are ``copies`` of the weights on ranks real or virtual."""
+        """Say why nothing would be compressed, if so, where there are ``copies`` of the weights."""
         if copies < 2:
             return "there is one copy of the weights, so no gradient is sent to another; leave it out, or lower shard"
         if virtual:

@@ -63,8 +63,11 @@ class Layout:
 
     def _tensor(self, shape: ModelShape, sequence_length: int) -> Iterator[str]:
         widths = {name: getattr(shape, name) for name in ("hidden", "ffn", "vocabulary")}
-        if shape.heads % self.tensor:
-            yield f"{shape.heads} heads do not divide by tensor {self.tensor}"
+        if shape.experts > 1 and self.tensor > 1:
+            yield f"{shape.experts} experts are not cut over tensor ranks; tensor must be 1, not {self.tensor}"
+        for name, heads in (("heads", shape.heads), ("kv_heads", shape.kv_heads or shape.heads)):
+            if heads % self.tensor:
+                yield f"{heads} {name} do not divide by tensor {self.tensor}"
         for name, width in widths.items():
             if width % self.tensor:
                 yield f"{name} {width} does not divide by tensor {self.tensor}"

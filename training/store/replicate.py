@@ -9,15 +9,17 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.store import chunks, keep, pointer
 from training.store.errors import Absent, Damaged, StoreError
 from training.store.pointer import Pointer
 from training.store.read import missing
-from training.store.s3 import S3Objects
 from training.store.series import Series
 from training.store.write import commit
+
+if TYPE_CHECKING:
+    from training.store.s3 import S3Objects
 
 
 @dataclass(frozen=True)

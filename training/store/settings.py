@@ -12,7 +12,6 @@ from training.store.coding import Coding
 from training.store.errors import StoreError
 from training.store.folder import FolderObjects
 from training.store.objects import Objects
-from training.store.s3 import S3Objects
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,8 @@ def open_objects(place: Place, settings: StoreSettings) -> Objects:
         return FolderObjects(Path(place.path))
     if not place.bucket:
         raise StoreError("store: kind s3 needs a bucket")
+    from training.store.s3 import S3Objects  # boto3 takes half a second to import; who has a folder never needs it
+
     return S3Objects(
         place.bucket,
         place.prefix,
