@@ -12,8 +12,8 @@ from pydantic import Field, StrictBool, StrictStr, ValidationError
 from tasks.config import files
 from tasks.config.errors import Problem, absent, from_pydantic, invalid
 from tasks.config.launchers import LauncherConfig, SlurmConfig
-from tasks.config.store import Store, store_problems
-from tasks.config.values import Count, CountOrZero, NotNegative, Part, Positive, Strict, Text
+from tasks.config.values import Count, CountOrZero, NotNegative, Part, Positive, Strict, Text, only
+from tasks.stage_dir import home
 
 __all__ = ["Count", "CountOrZero", "NotNegative", "Part", "Positive", "Strict", "Text"]
 
@@ -55,6 +55,18 @@ class Noise(Strict):
     spike_factor: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)] = Field(
         default=1.0, description="how many times longer a spiked step takes"
     )
+
+
+class Store(Strict):
+    """Where promoted checkpoints are kept. A relative path is inside ``SCALEUP_HOME`` (``.scaleup``)."""
+
+    kind: Annotated[Literal["folder"], only(s3="only the store 'folder' works so far")] = "folder"
+    path: Text = Field(default="store", description="a folder, relative to SCALEUP_HOME or absolute")
+
+    @property
+    def root(self) -> Path:
+        """The folder, absolute."""
+        return home() / Path(self.path).expanduser()
 
 
 class Secrets(Strict):
@@ -159,7 +171,7 @@ def _rules(cluster: Cluster) -> list[Problem]:
         problems += _tiers(cluster.network.tiers, cluster.gpus)
     if isinstance(cluster.launcher, SlurmConfig):
         problems += _slurm(cluster.launcher, cluster)
-    return problems + store_problems(cluster.store) + _environment(cluster) + _old_name(cluster)
+    return problems + _environment(cluster) + _old_name(cluster)
 
 
 def _tiers(tiers: tuple[Tier, ...], gpus: int) -> list[Problem]:

@@ -36,13 +36,23 @@ class Layout(Strict):
 
 
 class Model(Strict):
-    """A decoder-only transformer (pre-norm, RoPE, SwiGLU, tied embeddings)."""
+    """A decoder-only transformer: pre-norm, RoPE, no biases; unsaid, it has SwiGLU, tied embeddings, one key a head."""
 
     layers: Count = Field(description="how many blocks")
     hidden: Count = Field(description="width of the residual stream")
     heads: Count = Field(description="attention heads")
-    ffn: Count = Field(description="width inside the SwiGLU")
+    ffn: Count = Field(description="width inside the MLP, or inside each expert")
     vocabulary: Count = Field(description="how many tokens there are")
+    kv_heads: Count | None = Field(default=None, description="heads of keys and values, shared by queries")
+    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    tied: StrictBool = Field(default=True, description="the head's matrix is the embedding's")
+    rope_base: Positive = 10_000.0
+    norm_eps: Positive | None = None
+    base_hidden: Count | None = Field(default=None, description="muP: the width that rates were tuned at")
+    experts: Count = Field(default=1, description="MLPs in a layer; more than one are routed to")
+    experts_per_token: Count = 2
+    expert_capacity: Positive = Field(default=1.25, description="places of an expert over an equal share")
+    balance_factor: NotNegative = Field(default=0.01, description="of the loss that evens out the experts' shares")
 
     @property
     def shape(self) -> contract.ModelShape:

@@ -195,8 +195,7 @@ def _groups(where: str, gpus: int, recipe: Recipe) -> Iterator[Problem]:
 def _shape(where: str, model_path: str, recipe: Recipe) -> Iterator[Problem]:
     """The model divides into its heads, and into what one GPU of a group holds."""
     model = recipe.model
-    if model.hidden % model.heads:
-        yield Problem(model_path, f"hidden {model.hidden} does not divide by heads {model.heads}")
+    yield from (Problem(model_path, problem) for problem in model.shape.problems())
     yield from (Problem(where, uneven) for uneven in recipe.cut.uneven(model.shape, recipe.sequence_length))
 
 
