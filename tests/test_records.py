@@ -259,4 +259,5 @@ def test_ten_times_the_records_cost_at_most_twelve_times_the_time(path):
         return time.process_time() - began
 
     seconds(few)
-    assert min(seconds(many) for _ in range(3)) <= 12 * min(seconds(few) for _ in range(5))
+    rounds = ((seconds(many), min(seconds(few) for _ in range(2))) for _ in range(5))  # side by side: machines drift
+    assert any(ten_times <= 12 * once for ten_times, once in rounds)

@@ -37,8 +37,11 @@ class SlurmLauncher(Site):
         return cancel.end(self, name)
 
     def names(self) -> list[str]:
-        """Return the names of all this user's jobs that wait or run here; nothing where Slurm does not answer."""
+        """Return the names of all this user's jobs that wait or run here; nothing where Slurm does not answer.
+
+        One that only ends is left out: there is nothing to do about it.
+        """
         try:
-            return [row.name for row in squeue.of_user(self.client)]
+            return [row.name for row in squeue.of_user(self.client) if row.state not in squeue.ENDING]
         except Silent:
             return []
