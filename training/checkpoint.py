@@ -138,6 +138,11 @@ class State:
             state |= self.errors.state()
         if resume.weights_only:
             state = {name: tensor for name, tensor in state.items() if name.startswith("model.")}
+        if lacks := sorted(state.keys() - shapes(resume.checkpoint.folder).keys()):
+            raise ConfigError(
+                f"{resume.checkpoint.folder} has no {lacks[0]} ({len(lacks)} tensors of {len(state)} are missing): "
+                "another version wrote it, and this one cannot go on from it"
+            )
         with _alone_is_fine():
             load(state, checkpoint_id=resume.checkpoint.folder, no_dist=self.world.processes == 1)
         if resume.weights_only:

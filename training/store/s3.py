@@ -17,31 +17,16 @@ from typing import Any, TypeVar
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConnectionError,
-    HTTPClientError,
-    IncompleteReadError,
-    NoCredentialsError,
-    PartialCredentialsError,
-)
+from botocore.exceptions import BotoCoreError, ClientError
 
 from training.store.errors import Absent, StoreError, Unreachable
 from training.store.objects import Entry, checked_key
+from training.store.s3_answers import ABSENT, REFUSED, Where, code, may_pass, told
 from training.store.waiting import Bandwidth, with_retries
 
 Answer = TypeVar("Answer")
 
 _PROBE = "probe_of_conditional_writes"
-_NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError)
-_ON_THE_WAY = (ConnectionError, HTTPClientError, IncompleteReadError)  # the connection's fault, not the request's
-# Answers with which the same request may succeed a moment later; so may any of status 429 or 5xx.
-_PASSING = frozenset(
-    {"BadDigest", "IncompleteBody", "InternalError", "OperationAborted", "RequestTimeout", "SlowDown", "Throttling"}
-)
-_REFUSED = frozenset({"PreconditionFailed", "412"})  # by If-None-Match
-_ABSENT = frozenset({"NoSuchKey", "404", "NotFound"})
 _DELETED_AT_ONCE = 1000  # the most keys that one request may delete
 
 
@@ -103,9 +88,9 @@ class S3Objects:
         try:
             self._send("put_object", key, data, IfNoneMatch="*")
         except (ClientError, BotoCoreError) as error:
-            if _code(error) in _REFUSED:
+            if code(error) in REFUSED:
                 return self._is_ours(key, data)
-            raise self._told(error, key) from error
+            raise told(error, self._place, key) from error
         return True
 
     def get(self, key: str) -> bytes:
@@ -147,7 +132,7 @@ class S3Objects:
                 answer = self._client.delete_objects(Bucket=self.bucket, Delete=part)
                 return list(answer.get("Errors", ()))
 
-            failed = [one for one in self._ask(ask, "delete") if one.get("Code") not in _ABSENT]
+            failed = [one for one in self._ask(ask, "delete") if one.get("Code") not in ABSENT]
             if failed:
                 one = failed[0]
                 raise StoreError(f"{self.address}/{one.get('Key')} cannot be deleted: {one.get('Code')}")
@@ -162,7 +147,7 @@ class S3Objects:
             try:
                 return [one for page in pages for one in page.get("Uploads", ())]
             except ClientError as error:
-                if _code(error) in ("NoSuchUpload", "NotImplemented", "501"):  # some servers' word for none
+                if code(error) in ("NoSuchUpload", "NotImplemented", "501"):  # some servers' word for none
                     return []
                 raise
 
@@ -181,11 +166,11 @@ class S3Objects:
                     "put_object", _PROBE, b"a writer asks whether this server knows If-None-Match\n", IfNoneMatch="*"
                 )
             except (ClientError, BotoCoreError) as error:
-                if _code(error) in _REFUSED:
+                if code(error) in REFUSED:
                     return True
-                if _code(error) in ("NotImplemented", "501", "InvalidArgument", "InvalidRequest"):
+                if code(error) in ("NotImplemented", "501", "InvalidArgument", "InvalidRequest"):
                     return False
-                raise self._told(error, _PROBE) from error
+                raise told(error, self._place, _PROBE) from error
         return False
 
     def replication(self) -> list[dict[str, Any]]:
@@ -195,7 +180,7 @@ class S3Objects:
             try:
                 answer = self._client.get_bucket_replication(Bucket=self.bucket)
             except ClientError as error:
-                if _code(error) in ("ReplicationConfigurationNotFoundError", "NotImplemented", "501", "404"):
+                if code(error) in ("ReplicationConfigurationNotFoundError", "NotImplemented", "501", "404"):
                     return []
                 raise
             return list(answer.get("ReplicationConfiguration", {}).get("Rules", ()))
@@ -228,7 +213,7 @@ class S3Objects:
             return call(Bucket=self.bucket, Key=self._key(key), Body=bytes(data), ContentMD5=digest, **more)
 
         if "IfNoneMatch" in more:
-            return with_retries(ask, _may_pass, self._retry_seconds)
+            return with_retries(ask, may_pass, self._retry_seconds)
         return self._ask(ask, key)
 
     def _put_in_parts(self, key: str, data: bytes) -> None:
@@ -264,48 +249,13 @@ class S3Objects:
     def _key(self, key: str) -> str:
         return self.prefix + checked_key(key)
 
+    @property
+    def _place(self) -> Where:
+        return Where(self.address, self.bucket, self._where, self._retry_seconds)
+
     def _ask(self, ask: Callable[[], Answer], key: str) -> Answer:
         try:
-            return with_retries(ask, _may_pass, self._retry_seconds)
+            return with_retries(ask, may_pass, self._retry_seconds)
         except (ClientError, BotoCoreError) as error:
-            raise self._told(error, key) from error
-
-    def _told(self, error: ClientError | BotoCoreError, key: str) -> StoreError:
-        """Return the error in a user's words."""
-        if isinstance(error, _NO_CREDENTIALS):
-            return StoreError(
-                f"{self.address}: boto3 finds no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-                "AWS_PROFILE, or give the machine a role"
-            )
-        if isinstance(error, _ON_THE_WAY):
-            return Unreachable(f"{self.address} at {self._where} did not answer for {self._retry_seconds:g} s: {error}")
-        if not isinstance(error, ClientError):
-            return StoreError(f"{self.address}/{key}: {error}")
-        code, status = _code(error), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if code == "NoSuchBucket":
-            return StoreError(f"bucket {self.bucket!r} does not exist at {self._where}; create it, or correct the name")
-        if code in _ABSENT:
-            return Absent(f"{self.address}/{key} is missing")
-        if _may_pass(error):
-            return Unreachable(
-                f"{self.address} at {self._where} answers {code} ({status}) for {self._retry_seconds:g} s already"
-            )
-        if status in (401, 403):
-            return StoreError(
-                f"{self.address}/{key} is refused ({code}); the credentials that boto3 finds must read, "
-                "write, list and delete there"
-            )
-        return StoreError(f"{self.address}/{key}: {error}")
-
-
-def _code(error: Exception) -> str:
-    if not isinstance(error, ClientError):
-        return ""
-    return str(error.response.get("Error", {}).get("Code", ""))
-
-
-def _may_pass(error: Exception) -> bool:
-    if isinstance(error, ClientError):
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return status == 429 or (status >= 500 and status != 501) or _code(error) in _PASSING
-    return isinstance(error, (*_ON_THE_WAY, Unreachable))
+            where = Where(self.address, self.bucket, self._where, self._retry_seconds)
+            raise told(error, where, key) from error

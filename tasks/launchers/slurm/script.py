@@ -143,7 +143,6 @@ def _path(job: Job) -> list[str]:
         return []
     binaries = Path(job.venv or sys.prefix).expanduser() / "bin"
     venv = [f"export VIRTUAL_ENV={_quoted(binaries.parent)}"] if job.venv else []
-    venv = [f"export VIRTUAL_ENV={_quoted(binaries.parent)}"] if job.venv else []
     return [f"export PATH={_quoted(binaries)}:$PATH", *venv]
 
 
