@@ -45,6 +45,14 @@ CURVES = {
     "2 x 2 x 2": (THREE, MIDDLE),
     "2 x 2 x 2, recomputed": (dataclasses.replace(THREE, activation_checkpointing=True), SHORT),
     "fsdp, offloaded": (Layout(shard=8, cpu_offload=True), SHORT),
+    "hsdp 2 x 4, experts": (Layout(shard=4, micro_batch_sequences=1), SHORT),
+    "pipeline 2, experts": (Layout(pipeline=2, micro_batch_sequences=1), SHORT),
+    "2 x 2 x 2, others of the family": (THREE, SHORT),
+}
+SHAPES = {
+    "hsdp 2 x 4, experts": {"experts": 4},
+    "pipeline 2, experts": {"experts": 4},
+    "2 x 2 x 2, others of the family": {"kv_heads": 2, "tied": False, "mlp": "gelu", "base_hidden": 16},
 }
 HALVES = ("ddp", "2 x 2 x 2")
 PLACES = {
@@ -55,9 +63,11 @@ PLACES = {
 }
 
 
-def order(layout: Layout, layers: int = 2, precision: str = "float32", gpus: int = PROCESSES) -> TrainConfig:
+def order(
+    layout: Layout, layers: int = 2, precision: str = "float32", gpus: int = PROCESSES, **shaped: Any
+) -> TrainConfig:
     """Orders for a model of about 0.03 M parameters."""
-    shape = ModelShape(layers=layers, hidden=32, heads=8, ffn=64, vocabulary=256)
+    shape = ModelShape(layers=layers, hidden=32, heads=8, ffn=64, vocabulary=256, **shaped)
     settings: dict[str, Any] = {"layout": layout, "precision": precision, "optimizer": Optimizer(clip=0.5)}
     return TrainConfig("x", "r", "gpus_8", 1, gpus, 3, shape, LENGTH, (), **settings)
 
@@ -67,9 +77,10 @@ def alone(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, layout=Layout(), gpus=1)
 
 
-def deep_enough(layout: Layout) -> int:
-    """As few layers as the stages of a layout allow."""
-    return 2 * layout.stages_per_rank
+def order_of(name: str) -> TrainConfig:
+    """Orders for one of CURVES, with as few layers as the stages of its layout allow."""
+    layout = CURVES[name][0]
+    return order(layout, 2 * layout.stages_per_rank, **SHAPES.get(name, {}))
 
 
 class Trained:
@@ -147,24 +158,22 @@ def main(file: Path, steps: int | None) -> None:
     """Compute what one process gives, then fork eight and have them do all the rest."""
     torch.set_num_threads(1)
     longest = steps or LONG
-    whole = {
-        (layers, precision): curve(Trained(alone(order(Layout(), layers, precision)), World()), longest)
-        for layers, precision in ((2, "float32"), (4, "float32"), (2, "bf16"))
-    }
+    orders = {name: order_of(name) for name in CURVES}
+    wanted = {(config.model, config.precision): config for config in (*orders.values(), order(Layout(), 2, "bf16"))}
+    whole = {key: curve(Trained(alone(config), World()), longest) for key, config in wanted.items()}
 
     def each(world: World) -> None:
         found: dict[str, Any] = {"curves": {}, "bf16": {}}
-        for name, (layout, count) in CURVES.items():
-            config = order(layout, deep_enough(layout))
+        for name, config in orders.items():
             trained = Trained(config, world)
             error = gradient_error(trained, Trained(alone(config), World()))
-            cut = curve(trained, steps or count)
-            found["curves"][name] = {
-                "alone": whole[config.model.layers, "float32"], "cut": cut, "gradient_error": error,
-            }  # fmt: skip
+            cut = curve(trained, steps or CURVES[name][1])
+            one = whole[config.model, config.precision]
+            found["curves"][name] = {"alone": one, "cut": cut, "gradient_error": error}
         for name in HALVES:
-            cut = curve(Trained(order(CURVES[name][0], precision="bf16"), world), steps or SHORT)
-            found["bf16"][name] = {"alone": whole[2, "bf16"], "cut": cut}
+            config = order(CURVES[name][0], precision="bf16")
+            cut = curve(Trained(config, world), steps or SHORT)
+            found["bf16"][name] = {"alone": whole[config.model, "bf16"], "cut": cut}
         found["reshard"] = resharded(world, file.parent)
         if world.first:
             file.write_text(json.dumps(found))

@@ -32,9 +32,9 @@ class Experts(nn.Module):
         self.up = self._matrix(shape.hidden, shape.ffn)
         self.down = self._matrix(shape.ffn, shape.hidden)
         self.loss_factor = 1.0  # that gradients of the summed loss carry; whoever runs a backward pass sets it
-        self.seen = torch.zeros(
-            3, dtype=torch.float64
-        )  # balance loss x tokens, dropped choices, tokens since collected
+        # Balance loss x tokens, dropped choices, tokens, since collected. Not on the device that parameters are made on:
+        # sharded layouts make them on "meta", where nothing can be counted.
+        self.seen = torch.zeros(3, dtype=torch.float64, device="cpu")
 
     def _matrix(self, inside: int, outside: int) -> nn.Parameter:
         return nn.Parameter(torch.empty(self.shape.experts, inside, outside))
