@@ -30,8 +30,8 @@ help: ## this list
 demo: $(VENV)/.installed-run ## Airflow, MLflow and the ladder 8 -> 64 -> 1000, live in this terminal
 	@KEEP=$(KEEP) $(BIN)/scaleup demo $(EXPERIMENT) --airflow-port $(AIRFLOW_PORT) --mlflow-port $(MLFLOW_PORT)
 
-test: $(VENV)/.installed-dev ## the tests; those that need a real Airflow come last
-	@$(BIN)/python -m pytest -p tests.strict
+test: $(VENV)/.installed-dev ## the tests, on two workers; those that need a real Airflow all on one
+	@$(BIN)/python -m pytest -p tests.strict -n 2 --dist loadgroup --no-loadscope-reorder
 
 check: $(VENV)/.installed-dev ## style, types, directions of imports
 	@$(BIN)/ruff check .

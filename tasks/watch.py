@@ -62,12 +62,15 @@ def look(stage: StageDir, now: float | None = None) -> Look:
         _stop_if_told(stage)
         _judge_early(stage, decided, seen)
         _stop_if_late(stage, decided, seen, state, now)
-        state = act(stage, decided, job, state, judged, seen)
-        if state.state == "lost":
-            state = _repair(stage, job, judged, seen)
-        _stop_if_ended(stage, job, state, decided, seen)
+        after = act(stage, decided, job, state, judged, seen)
+        if after.state == "lost":
+            after = _repair(stage, decided, job, judged, seen)
+        if after is state:
+            _stop_if_ended(stage, job, state, decided, seen)
+        elif after.over:  # the attempt that this look began; the next look, which reads its records, judges its end
+            after = replace(after, state="running")
         said = "".join(f"; {alarm.rule} ({alarm.action}): {alarm.says}" for alarm in alarms)
-        found = _look(stage, decided, state, seen)
+        found = _look(stage, decided, after, seen)
         return _measuring(stage, replace(found, line=found.line + said), seen)
 
 
@@ -141,14 +144,13 @@ def _judge_early(stage: StageDir, decided: StagePlan, seen: dict[str, Any]) -> N
         raise StageStopped(f"{stage.name} is stopped at step {seen['step']}: {detail}")
 
 
-def _repair(stage: StageDir, job: Job, judged: live.LiveState, seen: dict[str, Any]) -> JobState:
-    """Start the next attempt of a lost job, as long as that gets somewhere."""
+def _repair(stage: StageDir, decided: StagePlan, job: Job, judged: live.LiveState, seen: dict[str, Any]) -> JobState:
+    """Start the next attempt of a lost job, as long as that gets somewhere; return how that is."""
     good = newest(stage, judged.rows)
     if not count_repair(stage, seen, good.step if good else 0):
         reason = f"it was lost {seen['repairs'] + 1} times without a newer checkpoint"
-        return JobState("failed", reason, log=str(job.log))
-    fresh = relaunch(stage, job)
-    return launcher_of(plan_of(stage)).poll(fresh)
+        _stop_if_ended(stage, job, JobState("failed", reason), decided, seen)
+    return launcher_of(decided).poll(relaunch(stage, job))
 
 
 def _stop_if_ended(stage: StageDir, job: Job, state: JobState, decided: StagePlan, seen: dict[str, Any]) -> None:

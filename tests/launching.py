@@ -1,5 +1,6 @@
 """What tests of launchers share: the launchers, a job to fill, and waiting for its end."""
 
+import os
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ AROUND = {"bash", "srun", "sleep", "slurm_script", "scontrol", "scancel"}  # wha
 SLEEPER = "import time; print('here', flush=True); time.sleep(600)"
 
 
-@pytest.fixture(params=LAUNCHERS)
+@pytest.fixture(params=["local", pytest.param("slurm", marks=pytest.mark.slurm)])
 def launcher(request):
     """Return each launcher in turn: what is asked of one is asked of all."""
     if request.param == "slurm":
@@ -32,7 +33,7 @@ def launcher(request):
 def job(tmp_path, launcher):
     """Return a job whose command is set by each test; end it afterwards, whatever happened."""
     made = Job(
-        name=f"test.{tmp_path.name}.1", attempt=1, command=("true",), nodes=1, gpus_per_node=1, hours=1.0,
+        name=f"test.{os.getpid()}.{tmp_path.name}.1", attempt=1, command=("true",), nodes=1, gpus_per_node=1, hours=1.0,
         folder=str(tmp_path / "attempt_1"), metrics=str(tmp_path / "metrics.jsonl"),
         checkpoints=str(tmp_path / "checkpoints"), cwd=str(tmp_path),
     )  # fmt: skip

@@ -1,13 +1,38 @@
-"""A pytest plugin (``-p tests.strict``): tests with a real Airflow come last; SCALEUP_NO_SKIP=1 forbids skips."""
+"""A pytest plugin (``-p tests.strict``): in what order and on which worker tests run; SCALEUP_NO_SKIP=1 forbids skips."""
 
 import os
 
 import pytest
 
+SHARED = ("airflow", "slurm")  # one real service for all tests that need it, so one worker
 
-def pytest_collection_modifyitems(items):
-    """Put the slow ones, which share one Airflow, behind all others."""
-    items.sort(key=lambda item: item.get_closest_marker("airflow") is not None)
+
+@pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the tests' names
+def pytest_collection_modifyitems(config, items):
+    """Give each test its group: tests of one group run one after the other, on one worker.
+
+    A group is a module, or all that share a real service. By itself a process runs Airflow's tests last, for the fast
+    ones should speak first; beside another worker it must begin with them, for they take longest.
+    """
+    workers = hasattr(config, "workerinput")
+    modules = {item.module: _shared(item) for item in items if _shared(item)}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(modules.get(item.module, item.module.__name__)))
+    last = len(SHARED)
+    rank = {name: place for place, name in enumerate(SHARED)}
+    if workers:
+        items.sort(key=lambda item: rank.get(_group(item), last))
+    else:
+        items.sort(key=lambda item: _group(item) == "airflow")
+
+
+def _shared(item):
+    """Return which shared service a test needs, or None."""
+    return next((name for name in SHARED if name in item.fixturenames or item.get_closest_marker(name)), None)
+
+
+def _group(item):
+    return item.get_closest_marker("xdist_group").args[0]
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -95,6 +95,24 @@ def test_a_lost_job_is_repaired_and_ends_well(running, gate_file):
     assert marked(first.name) == []
 
 
+def test_an_attempt_that_is_over_before_the_look_that_began_it_is_judged_by_the_next(running, gate_file, monkeypatch):
+    stage = running()
+    os.kill(read_json(stage.attempt(1) / "supervisor.json")["pid"], signal.SIGKILL)
+    until(lambda: state_of(stage) == "lost")
+    gate_file[0].touch()
+
+    def slow(*given):
+        fresh = relaunch(*given)
+        until(lambda: state_of(stage) == "succeeded")
+        return fresh
+
+    monkeypatch.setattr("tasks.watch.relaunch", slow)
+    first = look(stage)
+    assert (first.done, first.state) == (False, "running")
+    second = look(stage)
+    assert (second.done, second.step) == (True, 40)
+
+
 def test_a_job_lost_again_and_again_is_given_up(running):
     stage = running()
     look(stage)
