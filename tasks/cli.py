@@ -69,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     _status(commands)
     _validate(commands)
     _promote(commands)
+    _amend(commands)
     _report(commands)
     _reap(commands)
     _rejudge(commands)
@@ -125,6 +126,39 @@ def _promote(commands: Commands) -> None:
     promote.add_argument("--by", metavar="NAME", help="who decided, if not the user of this terminal")
 
 
+_AMENDED = """KEY is one of the stage's recipe (optimizer.clip, layout.tensor, compression.bits, precision, ...),
+learning_rate, hours, or one of its cluster's file behind `cluster.` (cluster.launcher.nccl.interfaces=eth1). The
+change holds for this stage after the checkpoint and for all behind it; stages before stay as they were. Model,
+sequence length, data, seed, schedule, batches, steps and gates make another run.
+
+examples:
+  scaleup amend latest gpus_64 --set learning_rate=0.001 --because "spikes since step 4000"
+  scaleup amend latest gpus_64 --from-step 4000 --skip-samples 512000:514048 --because "a broken shard"
+  scaleup amend latest gpus_1000 --image registry/trainer@sha256:... --because "NCCL with the fix"
+"""
+
+
+def _amend(commands: Commands) -> None:
+    amend = _command(
+        commands, "amend", "change the recipe of a run under way",
+        "End a stage's job, and go on from a checkpoint under a new revision of the recipe. Report and MLflow show it.",
+    )  # fmt: skip
+    amend.epilog, amend.formatter_class = _AMENDED, argparse.RawDescriptionHelpFormatter
+    amend.add_argument("run", metavar="RUN", help="experiment/run_id, a run id, or latest")
+    amend.add_argument("stage", metavar="STAGE", help="for example gpus_64")
+    amend.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a new value; again for more")
+    amend.add_argument(
+        "--skip-samples", metavar="FIRST:END", help="samples of the stream that are left out, from here on"
+    )
+    amend.add_argument("--image", metavar="NAME@sha256:...", help="another image for its jobs")
+    amend.add_argument("--code", action="store_true", help="run today's code (on Slurm; elsewhere jobs always do)")
+    amend.add_argument(
+        "--from-step", type=int, metavar="STEP", help="of the checkpoint; default: save, take the newest"
+    )
+    amend.add_argument("--because", required=True, metavar="WHY", help="the reason; the report quotes it")
+    amend.add_argument("--by", metavar="NAME", help="who decided, if not the user of this terminal")
+
+
 def _report(commands: Commands) -> None:
     report = _command(
         commands, "report", "write a run's reports and say where they are",
@@ -147,16 +181,20 @@ _GATES = """FILE is one of two:
     gpus_64:                     thresholds are merged, a gate named anew is added,
       canary: {at_least: 0.9}    `dropped` takes one away, nothing behind it means its defaults
       loss_near_baseline: {shadow: true}
-or an experiment's file (configs/experiments/x.yaml): its stages' gates stand in place of the runs'.
+      live: {loss: {tolerance: 0.02}}     live rules of this stage
+  live: {throughput: {action: stop}}      live rules of all stages; either key may stand alone
+or an experiment's file (configs/experiments/x.yaml): its stages' gates and live rules stand in place of the runs'.
 
 Each gate sees what it could see at its moment (before the stage, at its canary, at its end). The runs' own gates are
-judged anew beside it: a change that a new baseline, noise file or version makes is marked `not by the policy`.
+judged anew beside it: a change that a new baseline, noise file or version makes is marked `not by the policy`. Live
+rules take the records one by one; behind a restart or stop that was not made then, or was, nobody knows more. `hang`
+goes by the clock of the looks, which no record keeps: one line says so.
 """
 
 
 def _rejudge(commands: Commands) -> None:
     rejudge = _command(
-        commands, "rejudge", "judge finished runs anew under other gates",
+        commands, "rejudge", "judge finished runs anew under other gates and live rules",
         "Judge runs that are over under another gate policy, and print what would have changed. Writes nothing.",
     )  # fmt: skip
     rejudge.epilog, rejudge.formatter_class = _GATES, argparse.RawDescriptionHelpFormatter

@@ -81,6 +81,22 @@ def promote(options: Namespace) -> int:
     return 0
 
 
+def amend(options: Namespace) -> int:
+    """Change the recipe of a run under way, from a checkpoint on."""
+    from tasks.amend import Asked, amend
+
+    stage = _stage(options.run, options.stage)
+    asked = Asked.said(options.set, options.skip_samples, options.image, options.code, options.from_step)
+    done = amend(stage, asked, because=options.because, by=options.by or user())
+    print(f"revision {done.revision.number} of the recipe holds for {stage.name} after step {done.revision.step}:")
+    print("\n".join(f"  {line}" for line in done.revision.said))
+    if done.attempt is not None:
+        print(f"attempt {done.attempt} goes on under it; whoever watched the stage watches on")
+    else:
+        print(f"it holds when the run goes on: in Airflow clear its tasks, or scaleup run {_go_on(stage.run)}")
+    return 0
+
+
 def report(options: Namespace) -> int:
     """Write all reports of a run."""
     from tasks.report import report as write_report
@@ -116,8 +132,8 @@ def rejudge(options: Namespace) -> int:
         refuse_unfinished(one)
     ladders = [ladder_of(one) for one in found]
     policy = read_policy(options.gates, ladders)
-    gates = [policy.gates(ladder) for ladder in ladders]  # all of them, before any is judged
-    judged = [(one, judged_anew(one, asked)) for one, asked in zip(found, gates, strict=True)]
+    asked = [(policy.gates(ladder), policy.rules(ladder)) for ladder in ladders]  # all of them, before any is judged
+    judged = [(one, judged_anew(one, *policies)) for one, policies in zip(found, asked, strict=True)]
     if options.json:
         print(json.dumps(plain(options.gates, judged), indent=1))
     else:

@@ -17,6 +17,7 @@ from typing import Any
 from tasks import config, plan
 from tasks.config import files
 from tasks.errors import ScaleupError, StageRefused
+from tasks.revisions import revised, revisions
 from tasks.stage_dir import RunDir, StageDir, home, read_json, write_json
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]+")
@@ -39,10 +40,12 @@ def open_run(
     launch_seed: int | None = None,
     note: str = "",
     origin: Mapping[str, Any],
+    changes: Mapping[str, Any] | None = None,
 ) -> RunDir:
     """Freeze the recipe and write down who runs it; a second call finds what the first wrote and changes nothing.
 
     ``launch_seed`` draws modelled noise anew while ``seed`` keeps weights and the order of data: for repeats.
+    ``changes`` are keys laid over the experiment's file, for this run alone.
     """
     if not _RUN_ID.fullmatch(run_id):
         raise ScaleupError(f"run id {run_id!r} must be letters, digits, _ and - only, since folders bear its name")
@@ -53,10 +56,11 @@ def open_run(
     if run.info.exists() and run.recipe.exists():
         _refuse_other_choice(run, chosen)
         return run
-    loaded = config.load_experiment(experiment)
+    loaded = config.load_experiment(experiment, changes=changes)
     clusters = config.clusters_of(loaded, cluster)
     ladder = plan.resolve(loaded, clusters=clusters, **chosen)
-    write_json(run.recipe, {**plan.freeze(loaded, clusters), "chosen": chosen})
+    laid_over = {"changes": dict(changes)} if changes else {}
+    write_json(run.recipe, {**plan.freeze(loaded, clusters), "chosen": chosen, **laid_over})
     info = {
         "experiment": experiment, "run_id": run_id, "note": note, "origin": dict(origin), **chosen,
         "stages": [stage.name for stage in ladder.stages], "digest": ladder.digest, "started": time.time(),
@@ -79,12 +83,11 @@ def _refuse_other_choice(run: RunDir, said: Mapping[str, Any]) -> None:
 
 
 def ladder_of(run: RunDir) -> plan.Ladder:
-    """Return the run's ladder as it was when the run began; raise StageRefused where there is no such run."""
+    """Return the run's ladder as it was when the run began, and amended since; raise StageRefused for no run."""
     frozen = read_json(run.recipe)
     if frozen is None:
         raise StageRefused(f"{run.path} holds no run; {_known_runs()}")
-    experiment, clusters = plan.thaw(frozen)
-    return plan.resolve(experiment, clusters=clusters, **frozen["chosen"])
+    return revised(frozen, revisions(run))
 
 
 def plan_of(stage: StageDir) -> plan.StagePlan:
@@ -99,7 +102,7 @@ def check_recipe_unchanged(run: RunDir) -> None:
     advice = "restore the file, or start a new run with the changed recipe"
     if not where.exists():
         raise StageRefused(f"{where} is gone since run {run.run_id} began; {advice}")
-    loaded = config.load_experiment(run.experiment)
+    loaded = config.load_experiment(run.experiment, changes=frozen.get("changes"))
     now = plan.freeze(loaded, config.clusters_of(loaded, frozen["chosen"]["cluster"]))
     kept = {key: frozen[key] for key in now}
     changed = [line for line in plan.difference(kept, now) if not line.startswith(_FREE_TO_CHANGE)]

@@ -12,18 +12,23 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from tasks.revisions import revisions
 from tasks.stage_dir import RunDir, write_json
 
 CODE, RECORD = "code", ".snapshot.json"
 
 
 def snapshot(run: RunDir, folder: Path) -> Path:
-    """Return ``folder`` as it was when this was first called for the run, or itself where git does not know it."""
+    """Return ``folder`` as it was when this was first called for the run, or itself where git does not know it.
+
+    A revision of the run's recipe may ask for the code as it lies by then.
+    """
     top = _git(folder, "rev-parse", "--show-toplevel")
     if not top:
         return folder
     root = Path(top)
-    kept = run.path / CODE / root.name
+    asked = [revision.number for revision in revisions(run) if revision.code]
+    kept = run.path / CODE / (f"{root.name}.revision_{asked[-1]}" if asked else root.name)
     if not kept.exists():
         _copy(root, kept)
     return kept / folder.resolve().relative_to(root.resolve())

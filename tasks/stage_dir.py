@@ -91,6 +91,11 @@ class RunDir:
         return self.path / "recipe.json"
 
     @property
+    def amendments(self) -> Path:
+        """What was amended of the recipe since, from which step of which stage, by whom and why."""
+        return self.path / "amendments.json"
+
+    @property
     def tracking(self) -> Path:
         """Ids of the MLflow run, once it exists."""
         return self.path / "tracking.json"

@@ -67,14 +67,17 @@ def clusters_of(experiment: Experiment, cluster: str | None = None) -> dict[str,
     return {name: load_cluster(name) for name in sorted(wanted)}
 
 
-def load_experiment(name_or_path: str | Path, *, gates: bool = True) -> Experiment:
-    """Return the experiment in a file, named by its stem or its path.
+def load_experiment(
+    name_or_path: str | Path, *, gates: bool = True, changes: Mapping[str, Any] | None = None
+) -> Experiment:
+    """Return the experiment in a file, named by its stem or its path, with ``changes`` laid over what it says.
 
     Raises ConfigInvalid with everything that is wrong at once. ``gates=False`` leaves the gates unchecked, which
     saves the import of pandas.
     """
     path = _path(name_or_path)
     raw, extends = files.read(path, "experiment")
+    raw = files.deep_merge(raw, changes or {})
     experiment, problems = _parse(raw, path)
     problems += _overrides(raw)
     problems += _clusters(raw)

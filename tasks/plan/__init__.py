@@ -166,11 +166,13 @@ def resolve(
     seed: int | None = None,
     launch_seed: int | None = None,
     clusters: Mapping[str, Cluster] | None = None,
+    amended_rates: Sequence[tuple[str, int, float]] = (),
 ) -> Ladder:
     """Return the ladder of an experiment on its clusters, or on ``cluster`` where stages name none of their own.
 
     ``clusters`` stands for the files (a frozen recipe has them). ``first`` and ``last`` choose stages; the first must
-    start by itself, since no other run's promotion is taken over. Raises ConfigInvalid with all that does not fit.
+    start by itself, since no other run's promotion is taken over. ``amended_rates`` are peak learning rates of stages,
+    each after a step. Raises ConfigInvalid with all that does not fit.
     """
     there = clusters if clusters is not None else config.clusters_of(experiment, cluster)
     where = stage_clusters(experiment, there, cluster)
@@ -180,13 +182,20 @@ def resolve(
     begin, end = _selection(experiment, first, last)
     plans: list[StagePlan] = []
     for index in range(end + 1):  # from the first, since a learning rate may follow from a stage not chosen
-        plans.append(_plan(experiment, index, where, plans, seed))
+        plans.append(_at_rates(_plan(experiment, index, where, plans, seed), amended_rates))
     chosen = plans[begin:]
     _references(experiment, chosen)
     chosen = [replace(plan, next=after.name) for plan, after in pairwise(chosen)] + [
         replace(chosen[-1], hand_over_step=None)
     ]
     return Ladder(experiment.name, tuple(replace(plan, launch_seed=launch_seed) for plan in chosen))
+
+
+def _at_rates(plan: StagePlan, amended: Sequence[tuple[str, int, float]]) -> StagePlan:
+    for stage, after, rate in amended:
+        if stage == plan.name:
+            plan = replace(plan, spans=spans.at_rate(plan.spans, after, rate))
+    return plan
 
 
 def _selection(experiment: Experiment, first: str | None, last: str | None) -> tuple[int, int]:

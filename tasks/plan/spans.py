@@ -46,6 +46,22 @@ def own(
     return tuple(found)
 
 
+def at_rate(parts: Sequence[Span], after: int, rate: float) -> tuple[Span, ...]:
+    """Return spans whose own steps after step ``after`` have the peak rate ``rate``; a span is cut there.
+
+    Where the batch grows later, its rates keep their ratio to the one in force. What is replayed stays as it was.
+    """
+    to_change = [span for span in parts if span.phase != "replay" and span.last_step > after]
+    found = [span for span in parts if span not in to_change]
+    for span in to_change:
+        changed = replace(span, learning_rate=span.learning_rate * rate / to_change[0].learning_rate)
+        kept = max(0, after - span.first_step + 1)
+        if kept:
+            found.append(replace(span, steps=kept))
+        found.append(replace(changed, first_step=span.first_step + kept, steps=span.steps - kept))
+    return tuple(found)
+
+
 def done_before(previous: StagePlan | None, can_replay: bool) -> int:
     """Return the last step that is not this stage's own: all of the previous one, or up to its hand-over."""
     if previous is None:

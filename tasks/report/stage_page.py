@@ -38,6 +38,7 @@ def context(story: Story) -> dict[str, Any]:
         "facts": facts(story),
         "numbers": story.numbers,
         "attempts": attempts(story),
+        "amended": amended(story),
         "log_tail": tail(log_of(story)) if story.outcome == "STOPPED" else "",
         "promotion": promotion(story),
         "links": links(story),
@@ -131,6 +132,15 @@ def attempts(story: Story) -> list[tuple[int, str, str]]:
         said = f"steps {int(own.min())} to {int(own.max())} count" if len(own) else "no step of it counts"
         found.append((number, said, str(story.stage.attempt(number) / "log.txt")))
     return found
+
+
+def amended(story: Story) -> list[str]:
+    """Say of each revision of the recipe that was made for this stage what it changed, from where, who and why."""
+    return [
+        f"Revision {one.number} of the recipe, after step {one.step}, by {one.by} on {words.moment(one.time)}: "
+        f"{'; '.join(one.said)}. {words.sentence(one.because)}"
+        for one in story.revisions
+    ]
 
 
 def promotion(story: Story) -> str:

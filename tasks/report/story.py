@@ -14,6 +14,7 @@ from tasks import natures
 from tasks.errors import ScaleupError
 from tasks.gates.core import REGISTRY, Check
 from tasks.records import Metrics, read_metrics
+from tasks.revisions import Revision, revisions
 from tasks.run import ladder_of
 from tasks.stage_dir import RunDir, StageDir, read_json
 from tasks.tracking import summary
@@ -37,6 +38,7 @@ class Story:
     cause: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
     score: dict[str, Any] = field(default_factory=dict)
+    revisions: list[Revision] = field(default_factory=list)  # of the recipe, made for this stage
     alarms: list[dict[str, Any]] = field(default_factory=list)  # of the live rules, oldest first
     metrics: Metrics | None = None
     checks: list[Check] = field(default_factory=list)
@@ -130,6 +132,7 @@ def story_of(stage: StageDir, ladder: Ladder | None = None) -> Story:
     except ScaleupError as error:
         found.missing.append(f"its records cannot be read: {error}")
     found.score = told(stage.score)
+    found.revisions = [revision for revision in revisions(stage.run) if revision.stage == stage.name]
     found.alarms = [alarm for alarm in told(stage.live).get("alarms") or [] if isinstance(alarm, dict)]
     found.checks = _checks(found)
     found.missing += [f"{name}.json: {what}" for name, what in _EXPECTED.items() if not getattr(found, name)]

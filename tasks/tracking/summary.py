@@ -16,6 +16,7 @@ from urllib.parse import quote
 from tasks import natures
 from tasks.errors import ScaleupError
 from tasks.records import Metrics, read_metrics
+from tasks.revisions import revisions
 from tasks.stage_dir import RunDir, StageDir, read_json
 
 _LONGEST_TAG = 5000
@@ -179,7 +180,7 @@ def stage_tags(stage: StageDir) -> dict[str, str]:
         "scaleup.cause": (read_json(stage.cause) or {}).get("cause"),
         "scaleup.live": _newest_alarm(stage),
     }
-    found |= numbers_tags(stage)
+    found |= numbers_tags(stage) | _revision_tags(stage)
     if verdict is not None:
         found["scaleup.verdict"] = verdict.get("outcome")
         bad = [c for c in verdict.get("checks", []) if natures.speaks_against(c)]
@@ -189,6 +190,15 @@ def stage_tags(stage: StageDir) -> dict[str, str]:
         found["scaleup.promotion"] = f"by {promoter(promotion)}: {promotion.get('because')}"
         found["scaleup.promotion_kind"] = promotion.get("kind")
     return {name: str(value)[:_LONGEST_TAG] for name, value in found.items() if value is not None}
+
+
+def _revision_tags(stage: StageDir) -> dict[str, str]:
+    """Return which revision of the recipe the stage runs under, and what was amended in it."""
+    own = [revision for revision in revisions(stage.run) if revision.stage == stage.name]
+    if not own:
+        return {}
+    said = [f"{one.number}, after step {one.step}, by {one.by}: {'; '.join(one.said)} ({one.because})" for one in own]
+    return {"scaleup.revision": str(own[-1].number), "scaleup.amended": "\n".join(said)}
 
 
 def promoter(promotion: Mapping[str, Any]) -> str:
