@@ -103,6 +103,11 @@ def follow(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     return found, offset + sum(map(len, lines))
 
 
+def each(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield every record of a file in the order written, one at a time; nothing of torn lines, or of no file."""
+    return (value for _, value in _numbered(path) if value is not None)
+
+
 def furthest_step(records: Sequence[Mapping[str, Any]]) -> int:
     """Return the highest step number among records, 0 where there is none."""
     return max((int(r["step"]) for r in records if r.get("kind", "step") == "step" and "step" in r), default=0)

@@ -1,6 +1,7 @@
 """Runs that are over, judged anew under another policy: what would have changed. Writes nothing.
 
-Each gate sees what it could see at its moment: before the stage none of its records, at the canary none after it.
+Each gate sees what it could see at its moment: before the stage none of its records, at the canary none after it. The
+live rules take the records one by one, as the looks did.
 The run's own policy is judged anew beside it, so that what another baseline, noise file or version of a gate changes
 is not laid at the policy's door.
 """
@@ -10,12 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
+from tasks.config.live import Live
 from tasks.errors import ScaleupError
 from tasks.evidence import evidence, noise
 from tasks.gates import REGISTRY, Check, Evidence, Outcome, When, enforced, judge_all, worst
 from tasks.ladder_state import ENDED, stages_now
+from tasks.live.replay import NOTHING, REPLAYED, LiveAnew, Replayed, in_words, judge_live
 from tasks.plan import StagePlan
 from tasks.run import ladder_of
 from tasks.stage_dir import RunDir, StageDir, read_json
@@ -28,10 +31,13 @@ _DECIDED = ENDED | {"undecided"}  # an undecided stage waits for a person; nothi
 
 @dataclass(frozen=True)
 class GateAnew:
-    """One gate at one moment: what was recorded, what its own policy says today, and what the other policy says."""
+    """One gate at one moment: what was recorded, what its own policy says today, and what the other policy says.
+
+    At the moment ``live`` it is a live rule, and what it says are its alarms.
+    """
 
     gate: str
-    moment: When
+    moment: When | Literal["live"]
     recorded: str
     today: str
     anew: str
@@ -60,6 +66,7 @@ class StageAnew:
     today: str
     anew: str
     gates: tuple[GateAnew, ...]
+    notes: tuple[str, ...] = ()  # what could not be judged anew, and why
 
     @property
     def promotion_changed(self) -> bool | None:
@@ -83,15 +90,20 @@ def refuse_unfinished(run: RunDir) -> None:
         return
 
 
-def rejudge(run: RunDir, gates: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[StageAnew]:
-    """Judge every stage of a run that had begun, under ``gates`` by stage; in ladder order."""
+def rejudge(
+    run: RunDir, gates: Mapping[str, Mapping[str, Mapping[str, Any]]], rules: Mapping[str, Live] | None = None
+) -> list[StageAnew]:
+    """Judge every stage of a run that had begun, under ``gates`` and live ``rules`` by stage; in ladder order.
+
+    Without ``rules`` each stage keeps its own.
+    """
     found: list[StageAnew] = []
     today = anew = True  # whether the stage is reached, by either policy
     for plan in ladder_of(run).stages:
         stage = run.stage(plan.name)
         if not stage.forecast.exists():
             break
-        judged = _stage(stage, plan, gates[plan.name])
+        judged = _stage(stage, plan, gates[plan.name], rules[plan.name] if rules else plan.live)
         ends = (judged.today if today else "NOT REACHED", judged.anew if anew else "NOT REACHED")
         found.append(replace(judged, today=ends[0], anew=ends[1]))
         by_person = (read_json(stage.promotion) or {}).get("by") == "person" and judged.recorded != "PASS"
@@ -99,7 +111,7 @@ def rejudge(run: RunDir, gates: Mapping[str, Mapping[str, Mapping[str, Any]]]) -
     return found
 
 
-def _stage(stage: StageDir, plan: StagePlan, gates: Mapping[str, Mapping[str, Any]]) -> StageAnew:
+def _stage(stage: StageDir, plan: StagePlan, gates: Mapping[str, Mapping[str, Any]], rules: Live) -> StageAnew:
     recorded = {moment: _recorded(stage, moment) for moment in MOMENTS}
     today: dict[When, list[Check]] = {}
     anew: dict[When, list[Check]] = {}
@@ -112,9 +124,23 @@ def _stage(stage: StageDir, plan: StagePlan, gates: Mapping[str, Mapping[str, An
         for policy, checks in ((plan.gates, today), (gates, anew)):
             checks[moment] = [*kept, *judge_all(seen, _asked(stage, moment, policy))]
         rows += _rows(moment, recorded[moment], today[moment], anew[moment])
+    live = judge_live(stage, plan, rules)
     before: dict[When, list[Check]] = {moment: recorded[moment] for moment in anew}
-    recorded_end, today_end, anew_end = (_ended(stage, checks) for checks in (before, today, anew))
-    return StageAnew(plan.name, recorded_end, today_end, anew_end, tuple(rows))
+    policies = ((before, live.then), (today, live.today), (anew, live.anew))
+    recorded_end, today_end, anew_end = (_ended(stage, checks, went) for checks, went in policies)
+    return StageAnew(plan.name, recorded_end, today_end, anew_end, (*rows, *_live_rows(live)), live.notes)
+
+
+def _live_rows(live: LiveAnew) -> list[GateAnew]:
+    """Return what each live rule said, where any of the three said something."""
+    rows = []
+    for rule in REPLAYED:
+        then, today, anew = (in_words(of, rule) for of in (live.then, live.today, live.anew))
+        if {then, today, anew} != {NOTHING}:
+            alarms = live.anew.of(rule) or live.then.of(rule)
+            why = alarms[-1].says if alarms else "its own policy alone speaks today"
+            rows.append(GateAnew(rule, "live", then, today, anew, why if live.anew.of(rule) else f"then: {why}"))
+    return rows
 
 
 def _asked(stage: StageDir, moment: When, policy: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,20 +150,21 @@ def _asked(stage: StageDir, moment: When, policy: Mapping[str, Any]) -> dict[str
     return dict(policy)
 
 
-def _ended(stage: StageDir, checks: Mapping[When, Sequence[Check]]) -> str:
-    """Say how the stage ends with these answers; a person's leave sets entry and early answers aside."""
+def _ended(stage: StageDir, checks: Mapping[When, Sequence[Check]], live: Replayed) -> str:
+    """Say how the stage ends with these answers; a person's leave sets entry, early and live answers aside."""
     leave, cause = stage.leave.exists(), (read_json(stage.cause) or {}).get("cause")
     if not leave and _worst(checks.get("entry", ())) is not Outcome.PASS:
         return "REFUSED"
     if not stage.config.exists():
         return "UNKNOWN"
-    if "end" not in checks and cause not in (None, "gate"):
-        return "STOPPED"  # by its hours, a person, a live rule: no gate's doing
-    started = [*checks.get("entry", ()), *checks.get("early", ())]
-    if not leave and any(c.outcome in (Outcome.FAIL, Outcome.INVALID) for c in enforced(checks.get("early", ()))):
+    early = enforced(checks.get("early", ()))
+    if not leave and (live.stops or any(c.outcome in (Outcome.FAIL, Outcome.INVALID) for c in early)):
         return "STOPPED"
-    if "end" not in checks:
+    if live.parts_at is not None and not live.stops:
         return "UNKNOWN"
+    if "end" not in checks:  # by its hours, a person, a live rule: no gate's doing
+        return "STOPPED" if cause not in (None, "gate") else "UNKNOWN"
+    started = [*checks.get("entry", ()), *checks.get("early", ())]
     end = {check.gate for check in checks["end"]}
     counted = [c for c in started if c.gate not in end and not (leave and c.outcome is not Outcome.PASS)]
     return str(worst([check.outcome for check in enforced([*counted, *checks["end"]])]))

@@ -12,14 +12,15 @@ from conftest import EXPERIMENT
 from running import KILL_AT, in_process, look_to_the_end, state_of, steps, until
 
 from tasks.cancel import cancel
+from tasks.config.live import Live
 from tasks.errors import StageStopped
 from tasks.launch import job_of, launch
 from tasks.launchers.processes import marked
-from tasks.live import terms_of
+from tasks.live.replay import judge_live
 from tasks.promote import override
 from tasks.records import read_metrics
 from tasks.run import plan_of
-from tasks.stage_dir import read_json, write_json
+from tasks.stage_dir import read_json
 from tasks.tracking.summary import stage_tags
 from tasks.watch import look
 
@@ -55,7 +56,11 @@ def go_on(tmp_path):
 
 
 def alarms(stage):
-    return [(alarm["rule"], alarm["action"], alarm["step"]) for alarm in read_json(stage.live)["alarms"]]
+    """Return the alarms that looks raised; judged anew from the records alone they are the same."""
+    found = [(alarm["rule"], alarm["action"], alarm["step"]) for alarm in read_json(stage.live)["alarms"]]
+    again = judge_live(stage, plan_of(stage), Live()).today.alarms
+    assert [(alarm.rule, alarm.action, alarm.step) for alarm in again] == [one for one in found if one[0] != "hang"]
+    return found
 
 
 def test_clean_noise_raises_nothing(faulty):
@@ -242,24 +247,6 @@ def test_a_look_killed_while_it_restarts_and_repeated_makes_one_new_attempt(faul
     assert (job_of(stage).attempt, steps(stage)) == (2, [*range(1, 50), *range(31, 61)])
 
 
-def test_what_is_known_before_a_stage_is_read_from_baselines_and_the_forecast(begin, configs):
-    stage = begin(declares={})
-    write_json(stage.forecast, {"outcome": "PASS", "held_out_loss": {"high": 2.5, "median": 2.4, "tokens": 5000}})
-    decided = plan_of(stage)
-    known = terms_of(stage, decided).known
-    assert (known("f" * 64, None).expected.source, known("", (1000.0, 3.0)).expected.source) == (
-        "the stage's own first window",
-        "the registered forecast",
-    )
-    run = {"tokens": [1000, 2000, 4000], "held_out_loss": [3.0, 2.9, 2.8]}
-    write_json(configs.root / "baselines" / f"tiny_{'f' * 12}.json", {"fingerprint": "f" * 64, "runs": [run]})
-    write_json(configs.root / "baselines" / "noise_tiny_here_8gpus.json", {"launch_sd": 0.03, "repeats": 4})
-    found = known("f" * 64, (1000.0, 3.0))
-    assert (found.expected.source, found.launch_sd, found.loss_sd) == ("the reference curve", 0.03, 0.0)
-    changed = begin(run_id="run_2", declares={"data": "more code"})
-    assert terms_of(changed, plan_of(changed)).known("f" * 64, None).expected.source == "the stage's own first window"
-
-
 def test_a_look_loads_no_frames_and_what_it_remembers_is_json(faulty):
     stage = waiting(faulty(steps=500, every=100, wait_at=480), 479)
     text = (
@@ -271,14 +258,14 @@ def test_a_look_loads_no_frames_and_what_it_remembers_is_json(faulty):
 
 
 def test_ten_times_the_new_records_cost_at_most_twelve_times_the_look(faulty, tmp_path):
-    stage = waiting(faulty(steps=200_000, every=200_000, wait_at=30_000), 29_999)
+    stage = waiting(faulty(steps=200_000, every=200_000, wait_at=11_000), 10_999)
     taken = stage.metrics.read_bytes().splitlines(keepends=True)
 
     def seconds(count):
-        """Return the CPU seconds of the fastest of five looks at so many new records, each from the same state."""
+        """Return the CPU seconds of the fastest of three looks at so many new records, each from the same state."""
         before = {path: path.read_bytes() if path.exists() else None for path in (stage.live, stage.watch)}
         found = []
-        for _ in range(5):
+        for _ in range(3):
             stage.metrics.write_bytes(b"".join(taken[: 1000 + count]))
             begin = time.process_time()
             look(stage)
@@ -289,7 +276,7 @@ def test_ten_times_the_new_records_cost_at_most_twelve_times_the_look(faulty, tm
 
     stage.metrics.write_bytes(b"".join(taken[:1000]))
     look(stage)
-    assert seconds(20_000) <= 12 * seconds(2_000)
+    assert seconds(10_000) <= 12 * seconds(1_000)
 
 
 def test_our_own_trainer_that_diverges_for_good_is_tried_twice_and_stopped(begin, configs):

@@ -21,12 +21,14 @@ _SAYS = {
 
 
 def show(judged: Judged) -> RenderableType:
-    """Return the gates that answer otherwise, run by run, then each stage's end, then one line on promotions."""
+    """Return what answers otherwise, run by run; what could not be judged anew; each stage's end; one line at last."""
     parts: list[RenderableType] = []
     for run, stages in judged:
         name = f"{run.experiment}/{run.run_id}"
         rows = [(stage, gate) for stage in stages for gate in stage.gates if gate.changed]
-        parts.append(_table(name, rows) if rows else Text(f"{name}: no gate answers otherwise", style="bold"))
+        none = f"{name}: no gate and no live rule answers otherwise"
+        parts.append(_table(name, rows) if rows else Text(none, style="bold"))
+        parts += [Text(f"  {note}", style="dim") for stage in stages for note in stage.notes]
         parts += [Text(f"  {_end(stage)}", style=_style(stage)) for stage in stages]
     return Group(*parts, Text(sentence(judged), style="bold"))
 
@@ -65,7 +67,7 @@ def _plain(stage: StageAnew) -> dict[str, Any]:
 
 def _table(title: str, rows: Iterable[tuple[StageAnew, GateAnew]]) -> Table:
     table = Table(title=title, title_justify="left")
-    for column in ("stage", "judged at", "gate", "was", "would be", "why"):
+    for column in ("stage", "judged", "gate or live rule", "was", "would be", "why"):
         table.add_column(column, overflow="fold")
     for stage, gate in rows:
         why = gate.reason if gate.by_policy else f"not by the policy (today's own: {gate.today}): {gate.reason}"
