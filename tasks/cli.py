@@ -24,6 +24,7 @@ _EXAMPLES = """examples:
   scaleup calibrate gpt_stdlib --repeats 5              measure the noise that gates allow for
   scaleup tokenize web.jsonl --tokenizer tokenizer.json --out /data/web     make token files for `data:`
   scaleup backtest history.csv              how well would small runs of yours have foretold large ones?
+  scaleup nightly status                    what did the scheduled runs notice?
 
 RUN is experiment/run_id, a run id, `latest`, or experiment/latest.
 exit codes: 0 done, 1 refused or failed, 2 wrong usage or configuration, 130 Ctrl-C
@@ -70,12 +71,15 @@ def parser() -> argparse.ArgumentParser:
     _validate(commands)
     _promote(commands)
     _amend(commands)
+    _tell(commands)
     _report(commands)
     _reap(commands)
     _rejudge(commands)
     _calibrate(commands)
     _backtest(commands)
     _tokenize(commands)
+    _nightly(commands)
+    _ack(commands)
     return top
 
 
@@ -157,6 +161,16 @@ def _amend(commands: Commands) -> None:
     )
     amend.add_argument("--because", required=True, metavar="WHY", help="the reason; the report quotes it")
     amend.add_argument("--by", metavar="NAME", help="who decided, if not the user of this terminal")
+
+
+def _tell(commands: Commands) -> None:
+    tell = _command(
+        commands, "tell", "tell people what is new in a run, or try a channel",
+        "Runs tell by themselves what configs/telling.yaml asks for. This tells what is new by hand, or sends a trial.",
+    )  # fmt: skip
+    tell.add_argument("run", metavar="RUN", nargs="?", default="latest", help="default: latest")
+    tell.add_argument("--try", metavar="CHANNEL", dest="try_channel", help="send a trial message by this channel alone")
+    tell.add_argument("--owner", default="", help="with --try: the address that the word owner stands for")
 
 
 def _report(commands: Commands) -> None:
@@ -286,6 +300,52 @@ def _tokenize(commands: Commands) -> None:
         help="part of the documents that is kept for evaluation, chosen by the hash of their text; default: 1",
     )  # fmt: skip
     tokenize.add_argument("--check", metavar="FOLDER", help="compare every byte of a folder with its index, and stop")
+
+
+_NIGHTLY = """a night's cases are in configs/nightly.yaml; CASE/SERIES is for example gpt_stdlib-laptop/held_out_loss
+
+  scaleup nightly run                      what is due tonight, here, without Airflow; again: what is left of it
+  scaleup nightly status                   the newest night: verdicts, open incidents, what to type
+  scaleup nightly report                   write its page again and say where it is
+  scaleup nightly accept CASE/SERIES --because "the new tokenizer costs 3%"    this level is right from now on
+  scaleup nightly import FILE.csv          begin with a team's past (case,night,hardware,environment and series)
+  scaleup nightly export FILE.csv          every measurement of every case
+"""
+
+
+def _nightly(commands: Commands) -> None:
+    nightly = _command(
+        commands, "nightly", "scheduled runs at small scale, and what they noticed",
+        "Run a night's cases, show what they noticed, accept a new level, import and export the past.",
+    )  # fmt: skip
+    nightly.epilog, nightly.formatter_class = _NIGHTLY, argparse.RawDescriptionHelpFormatter
+    verbs = nightly.add_subparsers(dest="verb", required=True, metavar="VERB")
+    run = verbs.add_parser("run", help="run what is due, or what is left of a night")
+    run.add_argument("--night", metavar="DATE", help="which night, 2026-12-31; default: this one")
+    run.add_argument("--case", metavar="CASE", action="append", default=[], help="only this case; may be repeated")
+    run.add_argument("--release", action="store_true", help="also the cases of cadence release and weekly")
+    for name, line in (("status", "show the newest night"), ("report", "write its page again")):
+        verb = verbs.add_parser(name, help=line)
+        verb.add_argument("--night", metavar="DATE", help="which night; default: the newest")
+    accept = verbs.add_parser("accept", help="take the level of an open incident for the baseline")
+    _incident(accept, "why the new level is right; the page quotes it")
+    for name, line in (("import", "take measurements from a table"), ("export", "write all measurements as a table")):
+        verb = verbs.add_parser(name, help=line)
+        verb.add_argument("file", metavar="FILE.csv")
+
+
+def _ack(commands: Commands) -> None:
+    ack = _command(
+        commands, "ack", "quiet an open incident of the nightly runs",
+        "Say that you have seen an open incident: nights are red for it no more. It stays open until it recovers.",
+    )  # fmt: skip
+    _incident(ack, "what you know of it; the page quotes it")
+
+
+def _incident(command: argparse.ArgumentParser, why: str) -> None:
+    command.add_argument("incident", metavar="CASE/SERIES", help="as `scaleup nightly status` names it")
+    command.add_argument("--because", required=True, metavar="WHY", help=why)
+    command.add_argument("--by", metavar="NAME", help="who decided, if not the user of this terminal")
 
 
 def _command(commands: Commands, name: str, line: str, text: str) -> argparse.ArgumentParser:

@@ -97,6 +97,25 @@ def amend(options: Namespace) -> int:
     return 0
 
 
+def tell(options: Namespace) -> int:
+    """Tell what is new in a run, or try a channel."""
+    from tasks.config.telling import load_telling
+    from tasks.telling import tell as told
+    from tasks.telling import try_channel
+
+    telling = load_telling()
+    if options.try_channel is None:
+        print("\n".join(told(find_run(options.run))) or "there is nothing new to tell, or nobody to tell it to")
+        return 0
+    channel = telling.channels.get(options.try_channel)
+    if channel is None:
+        there = ", ".join(sorted(telling.channels)) or "none, see configs/telling.yaml"
+        raise ConfigInvalid(f"--try {options.try_channel}: there is no such channel; there are: {there}")
+    try_channel(options.try_channel, channel, options.owner)
+    print(f"{options.try_channel} took a trial message")
+    return 0
+
+
 def report(options: Namespace) -> int:
     """Write all reports of a run."""
     from tasks.report import report as write_report
@@ -191,6 +210,21 @@ def tokenize(options: Namespace) -> int:
     for name, part in index.parts.items():
         print(f"{name}: {part.tokens:,} tokens of {part.documents:,} documents, {index.dtype}")
     print(f"{out}: vocabulary {index.vocabulary}, fingerprint {index.fingerprint[:12]}")
+    return 0
+
+
+def nightly(options: Namespace) -> int:
+    """Do one of the verbs of the nightly runs."""
+    from tasks import nightly_commands
+
+    return int(getattr(nightly_commands, options.verb.replace("import", "import_"))(options))
+
+
+def ack(options: Namespace) -> int:
+    """Quiet an open incident."""
+    from tasks.nightly import incidents
+
+    print(incidents.acknowledge(options.incident, options.because, options.by))
     return 0
 
 

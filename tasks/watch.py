@@ -24,6 +24,7 @@ from tasks.plan import StagePlan
 from tasks.records import follow, furthest_step
 from tasks.run import plan_of
 from tasks.stage_dir import StageDir, read_json, write_json
+from tasks.telling import tell
 
 __all__ = ["Look", "look", "timeout_seconds"]
 
@@ -71,7 +72,9 @@ def look(stage: StageDir, now: float | None = None) -> Look:
             after = replace(after, state="running")
         said = "".join(f"; {alarm.rule} ({alarm.action}): {alarm.says}" for alarm in alarms)
         found = _look(stage, decided, after, seen)
-        return _measuring(stage, replace(found, line=found.line + said), seen)
+        found = _measuring(stage, replace(found, line=found.line + said), seen)
+    tell(stage.run)  # what ends a stage raises before this; the report, which follows in any case, tells of it
+    return found
 
 
 def _measuring(stage: StageDir, now: Look, seen: dict[str, Any]) -> Look:

@@ -16,6 +16,7 @@ from tasks.report import ladder_page, stage_page
 from tasks.report.story import stories_of, story_of
 from tasks.score import score
 from tasks.stage_dir import RunDir, StageDir, write_whole
+from tasks.telling import tell
 from tasks.tracking import summary
 
 
@@ -25,6 +26,7 @@ def report(stage: StageDir) -> Path:
         score(stage)  # no verdict came that would have brought it: stopped at its canary, by its hours, by a person
     _write(stage.report_html, stage.report_md, "stage", stage_page.context(story_of(stage)))
     report_run(stage.run)
+    tell(stage.run)
     return stage.report_html
 
 
@@ -34,6 +36,11 @@ def report_run(run: RunDir) -> Path:
     _write(run.report_html, run.report_md, "ladder", ladder_page.context(run, stories, missing))
     tracking.sync(run)
     return run.report_html
+
+
+def render(template: str, context: dict[str, Any]) -> str:
+    """Return a page of another kind, from a template beside the reports' own."""
+    return _environment().get_template(template).render(context)
 
 
 def _write(html: Path, text: Path, kind: str, context: dict[str, Any]) -> None:
