@@ -124,7 +124,8 @@ def _evaluate(experiment: str, name: str) -> Any:
     @task.branch
     def evaluate() -> str:
         """Ask all gates, and write the verdict: PASS promotes, an undecided one asks a person, any other ends it."""
-        from tasks.evaluate import evaluate, question
+        from tasks.evaluate import evaluate
+        from tasks.question import question
         from tasks.report import report
 
         stage = this_run(experiment).stage(name)
@@ -148,7 +149,7 @@ def _ask(decided: StagePlan) -> ApprovalOperator:
     why = Param(NO_REASON, type="string", minLength=1, title="Because", description="kept with your name")
     return ApprovalOperator(
         task_id="ask",
-        subject=f"{decided.experiment}: promote {name}, which its gates could not decide?",
+        subject=f"{decided.experiment}: {name} is undecided. Go on?",  # Airflow's list shows 45 characters of it
         body=f"{{{{ ti.xcom_pull(task_ids='{name}.evaluate', key='question') }}}}",
         params={"because": why},
         fail_on_reject=True,

@@ -101,24 +101,6 @@ def still_measuring(stage: StageDir) -> str | None:
     return measure.buy(stage, judge_all(evidence(stage, "end"), plan_of(stage).gates), "end")
 
 
-def question(stage: StageDir) -> str:
-    """Return in Markdown what a person needs to decide an undecided verdict: what is known, and what stays open."""
-    verdict = Verdict.from_json(read_json(stage.verdict) or {})
-    rows = [f"| {c.gate} | {c.outcome}{' (shadow)' if c.shadow else ''} | {c.reason} |" for c in verdict.checks]
-    price = plan_of(stage).cluster.price_per_gpu_hour
-    kind = "modelled, a rehearsal" if verdict.emulated else "measured"
-    open_ones = [c for c in verdict.checks if c.outcome is Outcome.NEED_MORE_DATA and not c.shadow]
-    asked = [
-        f"- **{c.gate}** would be decided by: {m.says} ({m.gpu_hours:,.1f} GPU-hours, {m.gpu_hours * price:,.0f} US$"
-        f"{'' if m.wrong_gpu_hours is None else f'; being wrong costs {m.wrong_gpu_hours:,.1f} GPU-hours'})"
-        for c in open_ones
-        if (m := c.measurement) is not None
-    ]
-    head = f"Speeds are {kind}. Nothing speaks against {stage.name}, but its gates could not decide."
-    table = "\n".join(["| gate | says | why |", "|---|---|---|", *rows])
-    return "\n\n".join([head, table, "\n".join(asked), f"Report: `{stage.report_html}`"])
-
-
 def failure(stage: StageDir, verdict: Verdict) -> str:
     """Say which gates were against a stage, by how much, and what to do."""
     silent = {Outcome.PASS, Outcome.NOT_COMPARABLE} - {verdict.outcome}
