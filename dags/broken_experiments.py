@@ -9,6 +9,7 @@ from airflow.sdk import get_parsing_context
 
 from tasks import plan
 from tasks.config import experiments, load_experiment
+from tasks.config.nightly import load_nightly, path
 from tasks.errors import ConfigInvalid, ScaleupError
 
 
@@ -18,6 +19,11 @@ def problems() -> list[str]:
     for name in experiments():
         try:
             plan.resolve(load_experiment(name, gates=False))
+        except ScaleupError as error:
+            found.append(str(error))
+    if path().is_file():
+        try:
+            load_nightly(check=False)
         except ScaleupError as error:
             found.append(str(error))
     return found

@@ -14,6 +14,8 @@ import airflow.sdk  # noqa: E402
 before = time.monotonic()
 import dags.scale_up as scale_up  # noqa: E402
 
+import dags.nightly_regression as nightly_regression  # noqa: E402
+
 seconds = time.monotonic() - before
 try:
     import dags.broken_experiments
@@ -35,6 +37,7 @@ def told(task):
     }
 
 
+night = getattr(nightly_regression, "dag", None)
 dags = {name: dag for name, dag in vars(scale_up).items() if isinstance(dag, airflow.sdk.DAG)}
 print(
     json.dumps(
@@ -43,6 +46,13 @@ print(
             "broken": broken,
             "loaded": [name for name in ("torch", "mlflow", "pandas", "scipy", "numpy") if name in sys.modules],
             "opened": [path for path in opened if path.endswith(".yaml")],
+            "nightly": night and {
+                "tasks": {task.task_id: told(task) for task in night.tasks},
+                "cron": night.timetable.expression if hasattr(night.timetable, "expression") else str(night.schedule),
+                "zone": str(night.timezone),
+                "catchup": night.catchup,
+                "max_active_runs": night.max_active_runs,
+            },
             "dags": {
                 dag.dag_id: {
                     "tasks": {task.task_id: told(task) for task in dag.tasks},

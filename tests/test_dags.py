@@ -109,9 +109,12 @@ def test_the_page_says_what_climbs_and_what_is_emulated(ladder):
 def test_a_broken_file_is_an_import_error_of_its_own(tmp_path, configs):
     configs.experiment("good")
     (configs.root / "experiments" / "broken.yaml").write_text("cluster: here\nstages: nonsense\n")
+    (configs.root / "nightly.yaml").write_text("cron: hourly\n")
     seen = parse(tmp_path, configs.root)
     assert sorted(seen["dags"]) == ["scale_up_good", "scale_up_tiny"]
     assert seen["broken"].startswith("ConfigInvalid") and "broken.yaml" in seen["broken"]
+    assert "nightly.yaml is not a valid plan of nightly runs:\n  cron: 'hourly' must be five fields" in seen["broken"]
+    assert seen["nightly"] is None
 
 
 def test_running_a_task_reads_no_sibling_and_watch_has_the_limit_of_its_stage(tmp_path, configs):
@@ -124,4 +127,14 @@ def test_running_a_task_reads_no_sibling_and_watch_has_the_limit_of_its_stage(tm
     # Queue, the stage's hour, repairs, and two probes with a queue of their own: more than Airflow's 7 days.
     assert watch["timeout"] == 3600 * (200 + 1 + 1 + 2 * (200 + 1))
     assert not any(path.endswith("broken.yaml") for path in seen["opened"])
+    assert seen["nightly"] is None  # no file, no DAG
     assert seen["broken"] == ""
+
+
+def test_the_night_is_one_at_a_time_without_catching_up_and_red_by_its_conclusion(parsed):
+    night = parsed["nightly"]
+    assert (night["cron"], night["zone"], night["catchup"], night["max_active_runs"]) == ("30 1 * * *", "UTC", False, 1)
+    tasks = night["tasks"]
+    assert set(tasks) == {"plan", "measure", "conclude"}
+    assert tasks["measure"]["downstream"] == ["conclude"] and tasks["conclude"]["fails_run"]
+    assert tasks["conclude"]["teardown"]

@@ -114,6 +114,15 @@ def registered(stage: StageDir) -> dict[str, Any] | None:
     return dict(version) if version else None
 
 
+def server_at(uri: str) -> Server:
+    """Return the client of a server, one a process; nothing is asked of it yet."""
+    if uri not in _servers:
+        from tasks.tracking.server import Server
+
+        _servers[uri] = Server(uri)
+    return _servers[uri]
+
+
 class _Shipment:
     """One sync of one run, under its lock."""
 
@@ -124,11 +133,7 @@ class _Shipment:
     @property
     def server(self) -> Server:
         """The client, made only once something must be said to the server (loading mlflow takes seconds)."""
-        if self.uri not in _servers:
-            from tasks.tracking.server import Server
-
-            _servers[self.uri] = Server(self.uri)
-        return _servers[self.uri]
+        return server_at(self.uri)
 
     def ship(self) -> bool:
         """Ship the run and its stages; return whether nothing was left for a later look."""
@@ -152,7 +157,7 @@ class _Shipment:
         state, server = self.state, self.server
         if not (state.get("uri") == self.uri and state.get("run_id") and server.has_run(state["run_id"])):
             key = self._key()
-            experiment = server.experiment(self.run.experiment)
+            experiment = server.experiment(self._experiment())
             found = server.find_run(experiment, key)
             if found is None or found != state.get("run_id"):
                 for path in self.run.path.glob("*/tracking.json"):
@@ -163,6 +168,11 @@ class _Shipment:
             self.state = {**state, "uri": self.uri, "experiment_id": experiment, "run_id": found}
             _write_state(self.run.tracking, self.state)
         self.look.verified = True
+
+    def _experiment(self) -> str:
+        """Return the MLflow experiment of the run: that of its name, but nights stand apart from ladders."""
+        origin = (read_json(self.run.info) or {}).get("origin") or {}
+        return f"nightly runs of {self.run.experiment}" if origin.get("night") else self.run.experiment
 
     def _key(self) -> dict[str, str]:
         """Return the tags that name this run and no other, nor one of the same second from another machine."""

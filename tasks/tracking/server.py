@@ -54,6 +54,18 @@ class Server:
         found = self._client.search_runs([experiment_id], query, max_results=1, order_by=["attributes.start_time ASC"])
         return str(found[0].info.run_id) if found else None
 
+    def runs(self, experiment_id: str, tag: str) -> list[tuple[str, Mapping[str, str], Mapping[str, float]]]:
+        """Return id, tags and newest metrics of every run that carries a tag, whatever its value."""
+        found: list[tuple[str, Mapping[str, str], Mapping[str, float]]] = []
+        page = None
+        while True:
+            query = f"tags.`{tag}` LIKE '%'"
+            some = self._client.search_runs([experiment_id], query, max_results=1000, page_token=page)
+            found += [(str(run.info.run_id), dict(run.data.tags), dict(run.data.metrics)) for run in some]
+            page = some.token
+            if not page:
+                return found
+
     def create_run(self, experiment_id: str, name: str, tags: Mapping[str, str], began: int) -> str:
         """Create a run that began at ``began`` (ms) and return its id."""
         run = self._client.create_run(experiment_id, start_time=began, tags=dict(tags), run_name=name)
