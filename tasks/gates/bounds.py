@@ -27,50 +27,78 @@ def within(
     confidence: Confidence = 0.95,
 ) -> Check:
     """A recorded metric stays between its bounds, at every step or in the mean."""
-    name = evidence.stage.name
+    name, bounds = evidence.stage.name, _Bounds(low, high)
     if low is None and high is None:
         raise Unusable("neither low nor high is given, so nothing is asked")
     frame = frames.steps(evidence, name, (phase,))
     of = frames.moved(frame) if metric == "grad_norm" else frame
     values = frames.numbers(of, metric, f"{phase} steps of {name}")
     frames.refuse_cut_short(evidence, frame, phase)
-    asked = " to ".join("" if bound is None else f"{bound:g}" for bound in (low, high))
-    below, above = -math.inf if low is None else low, math.inf if high is None else high
-    if over == "mean":
-        mean = statistics.batch_means(values, confidence=confidence)
-        least, most, found = mean.low, mean.high, mean.value
-        outside = mean.high < below or mean.low > above
-        said = f"the mean of {metric} is {mean.value:.4g} ({mean.low:.4g} to {mean.high:.4g}); {asked} is asked"
-    else:
-        least, most = float(values.min()), float(values.max())
-        found = _furthest(values, below, above)
-        count = int(((values < below) | (values > above)).sum())
-        outside = count > 0
-        said = f"{metric} is {least:.4g} to {most:.4g} over {values.size} steps, {count} of them outside {asked}"
-    inside = below <= least and most <= above
-    outcome = Outcome.PASS if inside else Outcome.FAIL if outside else Outcome.NEED_MORE_DATA
+    found = bounds.mean(values, metric, confidence) if over == "mean" else bounds.every_step(values, metric)
+    at_bound = f"somebody looks at the curve of {metric}: its mean lies on a bound"
     return Check(
         "within",
-        outcome,
-        said,
-        estimate=found,
-        interval=(least, most),
-        limit=high if low is None or (high is not None and found > low) else low,
+        found.outcome,
+        found.said,
+        estimate=found.estimate,
+        interval=found.interval,
+        limit=bounds.nearest(found.estimate),
         unit=metric,
         n=int(values.size),
         window=frames.window(frame, phase),
-        method="every step" if over == "every step" else "batch means, t interval",
-        next_step="" if outcome is Outcome.PASS else f"look at the curve of {metric} where it leaves its bounds",
-        measurement=next_measurement.person(f"somebody looks at the curve of {metric}: its mean lies on a bound")
-        if outcome is Outcome.NEED_MORE_DATA
-        else None,
+        method=found.method,
+        next_step="" if found.outcome is Outcome.PASS else f"look at the curve of {metric} where it leaves its bounds",
+        measurement=next_measurement.person(at_bound) if found.outcome is Outcome.NEED_MORE_DATA else None,
     )
 
 
-def _furthest(values: statistics.Array, low: float, high: float) -> float:
-    """Return the value that is nearest to leaving the bounds, or furthest outside."""
-    room = np.minimum(values - low, high - values)
-    return float(values[int(room.argmin())])
+@dataclass(frozen=True)
+class _Found:
+    """Where a metric lies beside its bounds."""
+
+    outcome: Outcome
+    estimate: float
+    interval: tuple[float, float]
+    said: str
+    method: str
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """Where a metric belongs; an end that is None is open."""
+
+    low: float | None
+    high: float | None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Both ends as numbers."""
+        return -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
+
+    def __str__(self) -> str:
+        """The bounds in words."""
+        return " to ".join("" if bound is None else f"{bound:g}" for bound in (self.low, self.high))
+
+    def mean(self, values: statistics.Array, metric: str, confidence: float) -> _Found:
+        """Judge the mean: open where its interval spans a bound."""
+        mean, (low, high) = statistics.batch_means(values, confidence=confidence), self.ends
+        inside, outside = low <= mean.low and mean.high <= high, mean.high < low or mean.low > high
+        outcome = Outcome.PASS if inside else Outcome.FAIL if outside else Outcome.NEED_MORE_DATA
+        said = f"the mean of {metric} is {mean.value:.4g} ({mean.low:.4g} to {mean.high:.4g}); {self} is asked"
+        return _Found(outcome, mean.value, (mean.low, mean.high), said, "batch means, t interval")
+
+    def every_step(self, values: statistics.Array, metric: str) -> _Found:
+        """Judge each value; the estimate is the one nearest to leaving the bounds, or furthest outside."""
+        low, high = self.ends
+        room = np.minimum(values - low, high - values)
+        count, least, most = int((room < 0).sum()), float(values.min()), float(values.max())
+        said = f"{metric} is {least:.4g} to {most:.4g} over {values.size} steps, {count} of them outside {self}"
+        outcome = Outcome.FAIL if count else Outcome.PASS
+        return _Found(outcome, float(values[int(room.argmin())]), (least, most), said, "every step")
+
+    def nearest(self, value: float) -> float | None:
+        """Return the bound that a value speaks of: the upper one where it lies above the lower."""
+        return self.high if self.low is None or (self.high is not None and value > self.low) else self.low
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from tasks import statistics
 from tasks.gates import frames, launches, next_measurement, scaling
@@ -130,48 +131,111 @@ def forecast_efficiency(
     present_at_least: Ratio = 0.95,
 ) -> Check:
     """This stage will, in all likelihood, reach the asked part of the reference stage's throughput a GPU."""
-    base, bars = frames.earlier(evidence, reference, "reference stage"), _Bars(at_least, pass_at, fail_at)
+    base = frames.earlier(evidence, reference, "reference stage")
     points = launches.points(evidence)
     scaling.refuse_superlinear(points, superlinear)
-    now = _at_reference(points, base)
-    outlook = _outlook(evidence, points, base)
-    kind, chance = scaling.kind(base.facts, evidence.stage), outlook.above(at_least * now)
-    outcome = bars.outcome(chance)
-    low, middle, high = (outlook.quantile(p) / now for p in (0.05, 0.5, 0.95))
-    said = (
-        f"{evidence.stage.gpus} GPUs are expected at {middle:.1%} ({low:.1%} to {high:.1%}) of {reference}'s "
-        f"{now:,.0f} {UNIT}, {kind}; the chance of at least {at_least:.0%} is {chance:.1%}, {pass_at:.0%} is asked"
-    )
-    late = scaling.behind_forecast(evidence, points)
-    if late is not None and late < present_at_least:
-        outcome = Outcome.FAIL
-        said += (
-            f"; {launches.newest(points).facts.name} itself reached only {late:.1%} of what had been forecast for it"
-        )
-    wrong = next_measurement.wrong_start(evidence.stage, middle * now)
-    buy = _point_to_buy(evidence, points, base, bars, wrong) if outcome is Outcome.NEED_MORE_DATA else None
-    if evidence.stage.tier > max(p.facts.tier for p in points):
-        outcome, veto, buy = _veto(evidence, points, outcome, buy, middle * now)
-        said += f"; it spans a network tier that no record has seen, {veto}"
+    foreseen = _Foreseen(evidence, base, points, _Bars(at_least, pass_at, fail_at), _outlook(evidence, points, base))
+    answer = foreseen.answer(present_at_least)
     return Check(
         "forecast_efficiency",
-        outcome,
-        said,
-        estimate=middle,
-        interval=(low, high),
+        answer.outcome,
+        answer.said,
+        estimate=foreseen.share(0.5),
+        interval=(foreseen.share(0.05), foreseen.share(0.95)),
         limit=at_least,
         unit=f"of {reference}'s {UNIT}",
         n=len(points),
         window=", ".join(f"{p.facts.name} {p.window}" for p in points),
-        against=f"{reference} ({kind})",
-        method=f"{outlook.method}; median and 90% interval; P(at least the limit) = {chance:.4f}",
+        against=f"{reference} ({foreseen.kind})",
+        method=f"{foreseen.outlook.method}; median and 90% interval; P(at least the limit) = {foreseen.chance:.4f}",
         next_step={
             Outcome.PASS: "",
             Outcome.FAIL: "mend what slows the larger scale (network, layout, batch), or ask less of it in the recipe",
-        }.get(outcome, buy.says if buy else ""),
-        measurement=buy,
+        }.get(answer.outcome, answer.buy.says if answer.buy else ""),
+        measurement=answer.buy,
         inputs={"scaling": "prior, from published tables"},
     )
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """An outcome, the sentence that tells why, and what would decide an open one."""
+
+    outcome: Outcome
+    said: str
+    buy: Measurement | None
+
+
+@dataclass(frozen=True)
+class _Foreseen:
+    """What launches so far foretell of this stage, beside a reference stage and the bars."""
+
+    evidence: Evidence
+    base: EarlierStage
+    points: Sequence[Launch]
+    bars: _Bars
+    outlook: scaling.Outlook
+
+    @cached_property
+    def now(self) -> float:
+        """Tokens/s/GPU at the reference's size."""
+        return _at_reference(self.points, self.base)
+
+    @property
+    def kind(self) -> str:
+        """Weak or strong scaling."""
+        return scaling.kind(self.base.facts, self.evidence.stage)
+
+    @cached_property
+    def chance(self) -> float:
+        """Chance that the bar is reached."""
+        return self.outlook.above(self.bars.at_least * self.now)
+
+    def share(self, p: float) -> float:
+        """Return a quantile of what is expected, as a share of the reference."""
+        return self.outlook.quantile(p) / self.now
+
+    def answer(self, present_at_least: float) -> _Answer:
+        """Decide by the chance; what ran behind its own forecast speaks against, an unseen network tier holds back."""
+        outcome, said = self.bars.outcome(self.chance), self._in_words()
+        late = scaling.behind_forecast(self.evidence, self.points)
+        if late is not None and late < present_at_least:
+            newest = launches.newest(self.points).facts.name
+            outcome = Outcome.FAIL
+            said += f"; {newest} itself reached only {late:.1%} of what had been forecast for it"
+        buy = self._point_to_buy() if outcome is Outcome.NEED_MORE_DATA else None
+        if self.evidence.stage.tier > max(p.facts.tier for p in self.points):
+            return self._beyond_tiers(_Answer(outcome, said, buy))
+        return _Answer(outcome, said, buy)
+
+    def _in_words(self) -> str:
+        low, middle, high = map(self.share, (0.05, 0.5, 0.95))
+        return (
+            f"{self.evidence.stage.gpus} GPUs are expected at {middle:.1%} ({low:.1%} to {high:.1%}) of "
+            f"{self.base.facts.name}'s {self.now:,.0f} {UNIT}, {self.kind}; the chance of at least "
+            f"{self.bars.at_least:.0%} is {self.chance:.1%}, {self.bars.pass_at:.0%} is asked"
+        )
+
+    def _point_to_buy(self) -> Measurement:
+        """Return the cheapest probe after which the forecast would be decided."""
+        stage, base = self.evidence.stage, self.base.facts
+
+        def decided(after: Sequence[Launch]) -> bool:
+            chance = scaling.predict(after, base, stage).above(self.bars.at_least * _at_reference(after, self.base))
+            return self.bars.outcome(chance) is not Outcome.NEED_MORE_DATA
+
+        wrong = next_measurement.wrong_start(stage, self.outlook.quantile(0.5))
+        return next_measurement.towards(self.evidence, self.points, base, decided, wrong)
+
+    def _beyond_tiers(self, answer: _Answer) -> _Answer:
+        """Hold back a PASS beyond the tiers seen, unless the stage's canary decides (GATES 4.2 and its correction)."""
+        said = f"{answer.said}; it spans a network tier that no record has seen, "
+        if answer.outcome is not Outcome.PASS:
+            return replace(answer, said=f"{said}which records cannot speak for")
+        if self.evidence.stage.asks_canary:
+            return replace(answer, said=f"{said}so the canary decides")
+        buy = next_measurement.beyond_tier(self.evidence, self.points, self.outlook.quantile(0.5))
+        return _Answer(Outcome.NEED_MORE_DATA, f"{said}and no canary is asked that would decide", buy)
 
 
 def _at_reference(points: Sequence[Launch], base: EarlierStage) -> float:
@@ -190,31 +254,3 @@ def _outlook(evidence: Evidence, points: Sequence[Launch], base: EarlierStage) -
         wrong = next_measurement.wrong_start(evidence.stage, last.throughput)
         what = f"a point with {evidence.stage.name}'s work a GPU"
         raise Undecided(str(reason), next_measurement.probe(base.facts.gpus, seconds, wrong, what)) from reason
-
-
-def _point_to_buy(
-    evidence: Evidence, points: Sequence[Launch], base: EarlierStage, bars: _Bars, wrong: float | None
-) -> Measurement:
-    """Return the cheapest probe after which the forecast would be decided."""
-
-    def decided(after: Sequence[Launch]) -> bool:
-        outlook = scaling.predict(after, base.facts, evidence.stage)
-        chance = outlook.above(bars.at_least * _at_reference(after, base))
-        return bars.outcome(chance) is not Outcome.NEED_MORE_DATA
-
-    return next_measurement.towards(evidence, points, base.facts, decided, wrong)
-
-
-def _veto(
-    evidence: Evidence, points: Sequence[Launch], outcome: Outcome, buy: Measurement | None, throughput: float
-) -> tuple[Outcome, str, Measurement | None]:
-    """Hold back a PASS beyond the tiers seen, unless the stage's canary decides (GATES 4.2 and its correction)."""
-    if outcome is not Outcome.PASS:
-        return outcome, "which records cannot speak for", buy
-    if evidence.stage.asks_canary:
-        return outcome, "so the canary decides", None
-    return (
-        Outcome.NEED_MORE_DATA,
-        "and no canary is asked that would decide",
-        next_measurement.beyond_tier(evidence, points, throughput),
-    )
