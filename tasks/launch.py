@@ -20,10 +20,10 @@ from tasks.launchers import Job, Launcher
 from tasks.launchers.local import LocalLauncher
 from tasks.launchers.slurm import SlurmLauncher
 from tasks.patience import PROBE_HOURS
+from tasks.promoted import fetched
 from tasks.run import check_recipe_unchanged, ladder_of
 from tasks.snapshot import snapshot
 from tasks.stage_dir import JobDir, ProbeDir, RunDir, StageDir, home, read_json, write_json
-from training import manifest
 
 
 def launch(stage: StageDir) -> Job:
@@ -202,17 +202,16 @@ def start_checkpoint(stage: StageDir, decided: plan.StagePlan) -> str | None:
     at = [other.name for other in stages].index(stage.name)
     if at == 0:
         return decided.start.checkpoint
-    promotion = _promotion(stage.run.stage(stages[at - 1].name), decided)
+    before = stage.run.stage(stages[at - 1].name)
+    promotion = _promotion(before, decided)
     if decided.start.kind != "continue":
         return decided.start.checkpoint
-    promoted: dict[str, Any] = promotion["checkpoint"]
-    folder = Path(promoted["path"])
-    problems = manifest.verify(folder)
-    if not problems and manifest.read(folder).digest != promoted["manifest_sha256"]:
-        problems = [f"{folder} is another checkpoint than the one that was promoted"]
-    if problems:
-        raise CheckpointUnsound(f"{stage.name} cannot start: {'; '.join(problems)}")
-    return str(folder / promoted["entry"]) if promoted.get("entry") else str(folder)
+    try:
+        folder = fetched(before, promotion, decided.cluster.store.settings(), stage.start)
+    except CheckpointUnsound as error:
+        raise CheckpointUnsound(f"{stage.name} cannot start: {error}") from error
+    entry = promotion["checkpoint"].get("entry")
+    return str(folder / entry) if entry else str(folder)
 
 
 def _promotion(before: StageDir, decided: plan.StagePlan) -> dict[str, Any]:

@@ -1,17 +1,16 @@
-"""The leave to go up: the hand-over checkpoint proven sound, copied to the store and pinned; by whom, and why."""
+"""The leave to go up: the hand-over checkpoint proven sound, kept in the store and pinned; by whom, and why."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from tasks import hand_over, tracking
-from tasks.errors import CheckpointUnsound, GateFailed, StageRefused
+from tasks import hand_over, promoted, tracking
+from tasks.errors import GateFailed, StageRefused
 from tasks.launch import job_of, launcher_of, lift_cause
 from tasks.run import plan_of
+from tasks.signing import sealed
 from tasks.stage_dir import StageDir, read_json, write_json
-from training import manifest
-from training.store import FolderStore, StoreError
 
 
 def promote(stage: StageDir) -> dict[str, Any]:
@@ -68,23 +67,19 @@ def _promote(stage: StageDir, *, by: str, because: str, person: str | None) -> d
     decided = plan_of(stage)
     found = hand_over.checkpoint(stage, decided)
     evaluated = hand_over.evaluated(stage, decided, found)
-    store = FolderStore(decided.cluster.store.root)
-    key = f"{stage.run.experiment}/{stage.run.run_id}/{stage.name}/{manifest.folder_name(found.step)}"
-    try:
-        path = store.put(found.folder, key)
-        store.pin(key, f"promoted by {person or by}: {because}")
-    except StoreError as error:
-        raise CheckpointUnsound(f"{stage.name} cannot be promoted: {error}") from error
+    settings = decided.cluster.store.settings()
+    stored, places = promoted.store(stage, settings, found)
     checkpoint = {
-        "path": str(path), "key": key, "store": str(store.root), "manifest_sha256": found.digest, "step": found.step,
-        "tokens": found.tokens, "purpose": found.purpose, "bytes": found.bytes, "entry": found.extra.get("entry"),
-        "evaluated": evaluated,
+        **stored, "manifest_sha256": found.digest, "step": found.step, "tokens": found.tokens,
+        "purpose": found.purpose, "bytes": found.bytes, "entry": found.extra.get("entry"), "evaluated": evaluated,
     }  # fmt: skip
     record = {
         "by": by, "because": because, "person": person, "kind": "rehearsal" if decided.emulated else "real",
         "stage": stage.name, "time": time.time(), "checkpoint": checkpoint,
         "verdict": (read_json(stage.verdict) or {}).get("outcome"),
     }  # fmt: skip
+    record = sealed(record, settings.key_file)
+    promoted.pin(stage, places, record)
     write_json(stage.promotion, record)
     tracking.sync(stage.run)
     return record

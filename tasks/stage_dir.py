@@ -215,6 +215,11 @@ class StageDir(JobDir):
         """Checkpoints of a foreign format, with the manifest that we wrote for them."""
         return self.path / "hand_over"
 
+    @property
+    def start(self) -> Path:
+        """The promoted checkpoint that the stage goes on from, fetched out of the store."""
+        return self.path / "start"
+
     @contextmanager
     def locked(self, what: str) -> Iterator[None]:
         """Hold the stage's lock for ``what``, so that two tasks at once do it in turn; a death lets go of it."""

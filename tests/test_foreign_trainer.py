@@ -12,6 +12,7 @@ from tasks.errors import ConfigInvalid
 from tasks.records import read_metrics
 from tasks.run import ladder_of
 from tasks.stage_dir import RunDir, read_json
+from training import manifest
 from training.config import read_config
 
 SOURCE = Path(__file__).parent / "foreign_trainer.py"
@@ -76,7 +77,9 @@ def test_its_checkpoint_is_handed_over_in_its_own_format(climbed):
     start = Path(read_config(climbed.stage("gpus_64").path).start.checkpoint)
     step, tokens, weight = start.read_text().split()
     assert (int(step), int(tokens)) == (30, 30 * 16 * 8)
-    assert start.is_relative_to(read_json(climbed.stage("gpus_8").promotion)["checkpoint"]["path"])
+    assert start.is_relative_to(climbed.stage("gpus_64").start)
+    promoted = read_json(climbed.stage("gpus_8").promotion)["checkpoint"]
+    assert manifest.read(start.parent).digest == promoted["manifest_sha256"]
     held_out = read_metrics(climbed.stage("gpus_64").metrics).held_out
     assert held_out["loss"].iloc[0] == (float(weight) - 3.0) ** 2 + 1.0  # the next stage began from exactly that weight
 
@@ -94,7 +97,7 @@ def test_without_rows_its_own_commands_find_the_hand_over_and_say_what_it_loses(
     metrics = read_metrics(first.metrics)
     assert metrics.checkpoints.empty and 30 not in metrics.held_out["step"].tolist()
     kept = read_json(first.promotion)["checkpoint"]
-    (state,) = Path(kept["path"]).glob("*.state")
+    (state,) = (silent.stage("gpus_64").start / "step_00000030").glob("*.state")
     weight = float(state.read_text().split()[2])
     assert (kept["step"], kept["evaluated"]) == (30, {"loss": (weight - 3.0) ** 2 + 1.0, "sequences": 1})
     checks = {check["gate"]: check for check in read_json(silent.stage("gpus_64").verdict)["checks"]}

@@ -95,19 +95,20 @@ def test_a_stage_from_scratch_needs_the_stage_before_all_the_same(begin, configs
 
 
 def test_the_next_stage_starts_from_the_promoted_checkpoint(begin):
-    following, promotion = climb_first(begin())
+    following, _ = climb_first(begin())
     launch(following)
     assert finish(following).state == "succeeded"
     start = read_config(following.path).start
-    assert start.checkpoint == f"{promotion['checkpoint']['path']}/00000030.state"
+    assert start.checkpoint == str(following.start / "step_00000030" / "00000030.state")
     assert steps(following)[0] == 31  # it cannot replay: the canary goes on at the hand-over
 
 
 def test_a_checkpoint_changed_since_its_promotion_is_refused(begin):
     following, promotion = climb_first(begin())
-    with Path(promotion["checkpoint"]["path"], "00000030.state").open("a") as file:
+    (chunk,) = Path(promotion["checkpoint"]["kept_in"][0], "chunks").rglob("*/*")
+    with chunk.open("a") as file:
         file.write(" ")
-    with pytest.raises(CheckpointUnsound, match=r"gpus_64 cannot start: .*00000030.state has \d+ bytes"):
+    with pytest.raises(CheckpointUnsound, match=r"gpus_64 cannot start: .*/chunks/.* has \d+ bytes; \d+ were stored"):
         launch(following)
 
 
@@ -115,7 +116,7 @@ def test_another_checkpoint_than_the_promoted_one_is_refused(begin):
     following, promotion = climb_first(begin())
     promotion["checkpoint"]["manifest_sha256"] = "0" * 64
     write_json(following.run.stage("gpus_8").promotion, promotion)
-    with pytest.raises(CheckpointUnsound, match="is another checkpoint than the one that was promoted"):
+    with pytest.raises(CheckpointUnsound, match="another checkpoint of step 30 than the one promoted"):
         launch(following)
 
 

@@ -12,8 +12,8 @@ from pydantic import Field, StrictBool, StrictStr, ValidationError
 from tasks.config import files
 from tasks.config.errors import Problem, absent, from_pydantic, invalid
 from tasks.config.launchers import LauncherConfig, SlurmConfig
-from tasks.config.values import Count, CountOrZero, NotNegative, Part, Positive, Strict, Text, only
-from tasks.stage_dir import home
+from tasks.config.store import Store, store_problems
+from tasks.config.values import Count, CountOrZero, NotNegative, Part, Positive, Strict, Text
 
 __all__ = ["Count", "CountOrZero", "NotNegative", "Part", "Positive", "Strict", "Text"]
 
@@ -55,18 +55,6 @@ class Noise(Strict):
     spike_factor: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)] = Field(
         default=1.0, description="how many times longer a spiked step takes"
     )
-
-
-class Store(Strict):
-    """Where promoted checkpoints are kept. A relative path is inside ``SCALEUP_HOME`` (``.scaleup``)."""
-
-    kind: Annotated[Literal["folder"], only(s3="only the store 'folder' works so far")] = "folder"
-    path: Text = Field(default="store", description="a folder, relative to SCALEUP_HOME or absolute")
-
-    @property
-    def root(self) -> Path:
-        """The folder, absolute."""
-        return home() / Path(self.path).expanduser()
 
 
 class Secrets(Strict):
@@ -171,7 +159,7 @@ def _rules(cluster: Cluster) -> list[Problem]:
         problems += _tiers(cluster.network.tiers, cluster.gpus)
     if isinstance(cluster.launcher, SlurmConfig):
         problems += _slurm(cluster.launcher, cluster)
-    return problems + _environment(cluster) + _old_name(cluster)
+    return problems + store_problems(cluster.store) + _environment(cluster) + _old_name(cluster)
 
 
 def _tiers(tiers: tuple[Tier, ...], gpus: int) -> list[Problem]:
@@ -209,6 +197,9 @@ def _slurm(launcher: SlurmConfig, cluster: Cluster) -> list[Problem]:
     if launcher.real_nodes is not None and not cluster.emulated:
         text = "is for emulated GPUs only; where they are real, every node trains: remove it"
         problems.append(Problem("launcher.real_nodes", text))
+    if launcher.spares and launcher.start != "torchrun":
+        text = f"{launcher.spares} cannot stand in where start is {launcher.start}: spare nodes need start: torchrun"
+        problems.append(Problem("launcher.spares", text))
     return problems
 
 

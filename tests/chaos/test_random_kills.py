@@ -16,8 +16,9 @@ from running import steps
 from tasks.launch import job_of
 from tasks.launchers.processes import marked
 from tasks.records import read_metrics
+from tasks.run import plan_of
 from tasks.stage_dir import RunDir, read_json
-from training import manifest
+from training.store import open_series, problems
 
 ROOT = Path(__file__).parents[2]
 WAITING, DEATHS, WRITES = 4, 9, 30  # rounds in which the trainer waits; rounds that end by a death; writes until it
@@ -96,5 +97,6 @@ def test_a_climb_killed_at_random_comes_to_the_same_end(undisturbed, configs, tm
         assert trained(stage) == expected, told  # nothing lost, nothing done otherwise the second time
         assert steps(stage)[-1] == expected["step"][-1]
         kept = read_json(stage.promotion)["checkpoint"]
-        assert manifest.verify(Path(kept["path"])) == []
+        series = open_series(plan_of(stage).cluster.store.settings(), kept["series"])
+        assert problems(series, kept["step"]) == []
         assert marked(job_of(stage).name) == []

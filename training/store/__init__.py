@@ -9,6 +9,7 @@ A series is what one stage keeps::
     promoted/<experiment>/<run>/<stage>/step_00000070.json      what no pruner may touch, and why
 """
 
+from training.store import keep, replicate
 from training.store.errors import Absent, Damaged, StoreError, Taken, Unreachable
 from training.store.nearest import Found, PassedOver, newest_whole
 from training.store.read import fetch, problems
@@ -18,7 +19,6 @@ from training.store.write import Written, put
 
 __all__ = [
     "Absent", "Damaged", "Found", "PassedOver", "Place", "Series", "StoreError", "StoreSettings", "Taken",
-    "Unreachable", "Written", "fetch", "newest_whole", "open_replica", "open_series", "problems", "put",
+    "Unreachable", "Written", "fetch", "keep", "newest_whole", "open_replica", "open_series", "problems", "put",
+    "replicate",
 ]  # fmt: skip
-
-from training.store.plain import FolderStore as FolderStore  # until promotion is moved to series

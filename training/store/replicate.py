@@ -95,6 +95,15 @@ def recovery_point(target: Series, now: float | None = None) -> RecoveryPoint | 
     return None
 
 
+def check_bucket_rules(source: Series, target: Series) -> None:
+    """Raise StoreError unless both series are in buckets whose own rules copy the one to the other."""
+    from training.store.s3 import S3Objects
+
+    if not (isinstance(source.objects, S3Objects) and isinstance(target.objects, S3Objects)):
+        raise StoreError("store.replicated_by: bucket needs a store and a replica of kind s3")
+    check_rules(source.objects, target.objects)
+
+
 def check_rules(source: S3Objects, target: S3Objects) -> None:
     """Raise StoreError, with what to mend, unless the bucket's rules copy all that we write to the second bucket."""
     rules = source.replication()
