@@ -35,6 +35,16 @@ stages:
       finite_loss:
 """
 
+NIGHTLY = """\
+cron: "30 1 * * *"
+time_zone: UTC
+owner: me
+budget: {hours: 2, gpu_hours: 10}
+cases:
+  - experiments: [x]
+    cadence: nightly
+"""
+
 CLUSTER = """\
 launcher: {kind: local}
 gpus_per_node: 8

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from config_texts import CLUSTER, EXPERIMENT
+from config_texts import CLUSTER, EXPERIMENT, NIGHTLY
 
 from tasks import config
+from tasks.config.nightly import load_nightly
 from tasks.errors import ConfigInvalid
 from tasks.gates import REGISTRY
 from tasks.gates.core import OPTIONS
@@ -26,7 +27,7 @@ def spoilt(case: dict[str, str]) -> str:
     """Return the malformed text of a case."""
     if "text" in case:
         return case["text"]
-    whole = {"experiment": EXPERIMENT, "cluster": CLUSTER}[case["file"]]
+    whole = {"experiment": EXPERIMENT, "cluster": CLUSTER, "nightly": NIGHTLY}[case["file"]]
     assert case["replace"] in whole, "the case spoils nothing"
     return whole.replace(case["replace"], case["by"], 1)
 
@@ -45,11 +46,11 @@ def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("case", CASES, ids=[case["case"] for case in CASES])
 def test_each_malformed_file_earns_its_message(configs: Path, case: dict[str, str]) -> None:
-    if case["file"] == "experiment":
-        (configs / "experiments" / "x.yaml").write_text(spoilt(case))
-    else:
-        (configs / "clusters" / "c.yaml").write_text(spoilt(case))
+    places = {"experiment": "experiments/x.yaml", "cluster": "clusters/c.yaml", "nightly": "nightly.yaml"}
+    (configs / places[case["file"]]).write_text(spoilt(case))
     with pytest.raises(ConfigInvalid) as raised:
+        if case["file"] == "nightly":
+            load_nightly()
         config.load_experiment("x")  # loads its cluster as well
     expected = case["says"].rstrip("\n")
     for word, names in STANDS_FOR.items():

@@ -66,6 +66,7 @@ def test_a_suspect_is_rerun_twice_and_opens_one_incident_that_is_told_quieted_an
     assert incidents.open_of("tiny", "tokens_per_gpu_second")["nights"] == [TONIGHT] and again["red"]
 
     later = night_of(-1)
+    points.write(point(later, tokens_per_gpu_second=SPEED))
     assert night(later)["red"] and judged(said=later)["tokens_per_gpu_second"]["state"] == "open"
     assert len(read_json(NightDir(later).case("tiny"))["runs"]) == 1  # no rerun for what is known
     assert incidents.open_of("tiny", "tokens_per_gpu_second")["nights"] == [TONIGHT, later]
@@ -73,10 +74,9 @@ def test_a_suspect_is_rerun_twice_and_opens_one_incident_that_is_told_quieted_an
     assert main(["ack", "tiny/tokens_per_gpu_second", "--because", "the switch is slow"]) == 0
     assert not conclude(later)["red"] and "the switch is slow" in NightDir(later).report.read_text()
 
-    for index in (-2, -3):  # two nights back at the level before, and the third of this trainer is not
-        points.write(point(night_of(index), tokens_per_gpu_second=1.1 * SPEED))
     last = night_of(-4)
-    points.write(point(last, tokens_per_gpu_second=1.1 * SPEED))
+    for index in (-2, -3, -4):
+        points.write(point(night_of(index), tokens_per_gpu_second=1.1 * SPEED))
     assert not night(last)["red"]
     assert judged(said=last)["tokens_per_gpu_second"]["state"] == "recovered"
     (over,) = incidents.all_past()
@@ -87,15 +87,18 @@ def test_a_suspicion_that_two_reruns_deny_is_no_alarm(root):
     past_of(14, SPEED)
     points.write(point(night_of(1), tokens_per_gpu_second=0.9 * SPEED))
     points.write(point(TONIGHT, tokens_per_gpu_second=0.9 * SPEED))  # the first run of tonight was slow
+    points.write(point(TONIGHT, 1, tokens_per_gpu_second=SPEED))
     assert not night()["red"]
     one = judged()["tokens_per_gpu_second"]
     assert one["state"] == "unconfirmed" and one["value"] == pytest.approx(SPEED, rel=0.01)
-    assert [run.run_id for run in runs()] == ["nightly_2026-12-03__2", "nightly_2026-12-03__3"]
+    assert [run.run_id for run in runs()] == ["nightly_2026-12-03__3"]
 
 
 def test_an_accepted_level_is_the_baseline(root, capsys):
     past_of(14, 1.1 * SPEED)
     points.write(point(night_of(1), tokens_per_gpu_second=SPEED))
+    for attempt in (0, 1, 2):  # of tonight, measured already
+        points.write(point(TONIGHT, attempt, tokens_per_gpu_second=SPEED))
     assert night()["red"]
     assert main(["nightly", "accept", "tiny/tokens_per_gpu_second", "--because", "smaller batch", "--by", "ada"]) == 0
     assert f"from {night_of(1)} on; it was 35." in capsys.readouterr().out

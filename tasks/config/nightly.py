@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, Field, StrictStr, ValidationError, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StrictStr, ValidationError, field_validator
 
 from tasks.config import files
 from tasks.config.errors import Problem, from_pydantic, invalid, shown
@@ -38,12 +38,21 @@ def _cron(said: str) -> str:
     return said
 
 
+def _day(said: Any) -> Any:
+    if isinstance(said, datetime) or not isinstance(said, date):
+        try:
+            return date.fromisoformat(said)  # as a frozen record has it
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{said!r} is no day; write it as 2027-01-31") from error
+    return said
+
+
 class Quarantine(Strict):
     """A case whose alarms count for nothing until a day; after it they do again, and the report says it expired."""
 
     owner: Text = Field(description="who mends it")
     reason: Text = Field(description="why its alarms do not count")
-    until: date = Field(description="the last day, for example 2027-01-31")
+    until: Annotated[date, BeforeValidator(_day)] = Field(description="the last day, for example 2027-01-31")
 
 
 class Budget(Strict):
