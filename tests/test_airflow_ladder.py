@@ -1,13 +1,18 @@
 """The ladder in a real Airflow: green, red, refused, ended by a person, and through kill -9 of everything there is."""
 
+from datetime import UTC, datetime
+
 import pytest
 from conftest import EXPERIMENT, Configs
+from nightly_cases import plan_file
 from real_airflow import RealAirflow, kill_job
 from running import records, steps, until
 
 from tasks.ladder_outcome import outcome
-from tasks.run import ladder_of
-from tasks.stage_dir import read_json
+from tasks.nightly import points
+from tasks.nightly.night import NightDir
+from tasks.run import ladder_of, runs
+from tasks.stage_dir import RunDir, read_json
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(420)]
 
@@ -42,6 +47,11 @@ def there(tmp_path_factory, files):
         made.experiment(name, **QUICK, settings={"wait_at": 10, "wait_for": str(files / name)})
     two = {**QUICK, "stages": STAGES[:2]}
     made.experiment("cleared", **two, settings={"wait_at": 70, "wait_for": str(files / "cleared")})
+    made.cluster("dark", nodes=1, poll_seconds=0.5)
+    one = {**QUICK, "cluster": "dark", "stages": STAGES[:1]}
+    made.experiment("dusk", **one)
+    made.experiment("dawn", **one, settings={"wait_at": 10, "wait_for": str(files / "dawn")})
+    plan_file(root, {"experiments": ["dusk", "dawn"], "cadence": "nightly"}, poll_seconds=0.5)
     (root / "experiments" / "broken.yaml").write_text("cluster: here\nstages: nonsense\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCALEUP_HOME", str(home))
@@ -194,3 +204,30 @@ def test_an_undecided_verdict_buys_its_probe_and_then_asks_a_person(there, answe
         assert promotion["because"] == "the noise is the tester's"
     else:
         assert not stage.promotion.exists()
+
+
+def test_a_night_whose_tasks_are_killed_completes_without_a_second_run(there, files):
+    night = f"{datetime.now(UTC).year}-01-01"  # the last one that its cron line has seen: switched on, it is run
+    stage = RunDir.of("dawn", f"nightly_{night}__1").stage("gpus_8")
+    until(lambda: there.api.has_dag("nightly_regression"), 90)
+    there.api.unpause("nightly_regression")
+    until(lambda: 9 in (steps(stage) if stage.metrics.exists() else []), 90)
+    until(lambda: points.read("dusk", night, 0), 90)
+    there.kill_tasks()
+    (files / "dawn").touch()
+
+    def ended():
+        found = there.api.state("nightly_regression", f"scheduled__{night}T00:00:00+00:00")
+        return found if found in ("success", "failed") else None
+
+    assert until(ended, 120) == "success"
+    assert not read_json(NightDir(night).conclusion)["red"] and NightDir(night).report.exists()
+    for name in ("dusk", "dawn"):
+        (run,) = runs(name)
+        assert run.stage("gpus_8").metrics.read_text().count('"kind": "header"') == 1
+        own, unheard = points.past(name)
+        assert unheard == "" and [point.key for point in own] == [f"{name}/{night}/0"]
+    home = points.folder()
+    with pytest.MonkeyPatch.context() as patch:  # another home reads the same past from MLflow
+        patch.setenv("SCALEUP_HOME", str(files / "elsewhere"))
+        assert points.folder() != home and points.past("dusk")[0][0].values["held_out_loss"] > 0

@@ -39,12 +39,9 @@ def _cron(said: str) -> str:
 
 
 def _day(said: Any) -> Any:
-    if isinstance(said, datetime) or not isinstance(said, date):
-        try:
-            return date.fromisoformat(said)  # as a frozen record has it
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{said!r} is no day; write it as 2027-01-31") from error
-    return said
+    if isinstance(said, date) and not isinstance(said, datetime):
+        return said
+    raise ValueError(f"{said!r} is no day; write it as 2027-01-31")
 
 
 class Quarantine(Strict):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 from tasks.errors import TableInvalid
 from tasks.nightly import points
@@ -19,7 +19,7 @@ WORDS = ("case", "night", "attempt", "hardware", "environment", "tokens", "commi
 NEEDED = ("case", "night", "hardware", "environment")
 
 
-def export(out: TextIO, cases: Sequence[str]) -> int:
+def export(out: IO[str], cases: Sequence[str]) -> int:
     """Write a line a measurement of some cases, MLflow's among them; return how many."""
     table = csv.DictWriter(out, [*WORDS, *SERIES], lineterminator="\n")
     table.writeheader()
