@@ -3,7 +3,8 @@
 GATES 7.1 has a table of it, and says little of the procedure behind it. `as_published` is one that gives its 45 rates:
 one-sided bounds of 95%, and with two or three launches the launch sd that these show, taken for known. That is why the
 table errs in 8% of the cases at the bar where one launch, with the prior, errs in 3%. Ours goes by the prior, or what
-calibration measured, and by two-sided intervals: at the bar it errs in 3%, however many launches there are.
+calibration measured, and by two-sided intervals: at the bar it errs in 3%, however many launches there are. All other
+cells are the table's within simulation error, or right more often.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from scipy.stats import binomtest
 
 from tasks import statistics
 from tasks.gates import REGISTRY, EarlierStage, judge
+from tasks.gates.core import Noise
+from tasks.gates.launches import Launch, launch_noise, together
 
 BAR, STEPS, LAUNCH_SD, PHI = 0.95, 60, 0.005, 0.5
 STEP_SD = 0.014  # not named with the published table; of .010 to .015 the one that gives its rates best
 SERIES = 2_000  # a cell: a rate's standard error is at most .011
 KNOWN = statistics.Mean(1.0, 0.0, math.inf, 1.0, 1.0, 0, 0)  # a bar that is exact, as the table has it
+BY_PRIOR = Noise()
 ANSWERS = ("pass", "fail", "more")
 PUBLISHED = {  # GATES 7.1: true throughput to (pass, fail, more) with 1, 2 and 3 launches
     0.93: ((0.00, 0.94, 0.06), (0.00, 0.98, 0.02), (0.00, 1.00, 0.00)),
@@ -44,10 +48,11 @@ def launch(true: float, rng: np.random.Generator, steps: int = STEPS, start: flo
     return start * (1 + STEP_SD * lfilter([1.0], [1.0, -PHI], shocks)) / (true * (1 + LAUNCH_SD * rng.normal()))
 
 
-def decision(launches: Sequence[np.ndarray]) -> str:
-    """Decide as the gate does: batch means of each launch, launches together, their ratio to the bar's reference."""
+def decision(launches: Sequence[np.ndarray], noise: Noise = BY_PRIOR) -> str:
+    """Decide as the gate does, by its own default (the prior) or what was measured; against a bar that is exact."""
     speeds = [statistics.inverse(statistics.batch_means(seconds), 1.0) for seconds in launches]
-    share = statistics.ratio(statistics.across_launches(speeds, launch_sd=LAUNCH_SD), KNOWN)
+    measured = [Launch(facts(), speed, "") for speed in speeds]
+    share = statistics.ratio(together(measured, launch_noise(noise, None), 0.95), KNOWN)
     return statistics.decide(share.low, share.high, BAR)
 
 
@@ -65,12 +70,15 @@ def as_published(launches: Sequence[np.ndarray], *, known: bool = False) -> str:
 
 PROCEDURES: dict[str, Callable[[Sequence[np.ndarray]], str]] = {
     "ours": decision,
+    "ours, calibrated": partial(decision, noise=Noise(launch_sd=LAUNCH_SD, repeats=20)),
     "the table's": as_published,
     "the table's, launch sd known": partial(as_published, known=True),
 }
+OURS = ("ours", "ours, calibrated")
 
 
 def test_operating_characteristic():
+    outside: dict[str, list[str]] = {name: [] for name in PROCEDURES}
     rows, apart, erred = [], dict.fromkeys(PROCEDURES, 0.0), {name: [0.0] * 3 for name in PROCEDURES}
     for true, published in PUBLISHED.items():
         for count, expected in enumerate(published, start=1):
@@ -80,7 +88,11 @@ def test_operating_characteristic():
             for name, decides in PROCEDURES.items():
                 found = [decides(one) for one in series]
                 rates = [found.count(answer) / SERIES for answer in ANSWERS]
-                if true != BAR or name != "ours":
+                off = [answer for answer, a, b in zip(ANSWERS, rates, expected, strict=True) if beyond_error(a, b)]
+                right = 0 if true > BAR else 1
+                better = " (more often right)" if true != BAR and rates[right] > expected[right] else ""
+                outside[name] += [f"{true:.2f} {answer} with {count}{better}" for answer in off]
+                if true != BAR or name not in OURS:
                     apart[name] = max(apart[name], *(abs(a - b) for a, b in zip(rates, expected, strict=True)))
                 wrong = max(rates[1] if true >= BAR else 0.0, rates[0] if true <= BAR else 0.0)
                 erred[name][count - 1] = max(erred[name][count - 1], wrong)
@@ -90,11 +102,22 @@ def test_operating_characteristic():
     print(table(["true", "launches", "GATES 7.1: pass fail more", *PROCEDURES], rows))
     for name, wrong in erred.items():
         print(f"{name}: wrong in at most {', '.join(f'{w:.3f}' for w in wrong)} with 1, 2, 3 launches; ", end="")
-        print(f"farthest from GATES 7.1 {apart[name]:.3f}{', the bar left out' if name == 'ours' else ''}")
-    assert max(erred["ours"]) <= 0.05
-    assert apart["ours"] <= 0.05
+        print(f"farthest from GATES 7.1 {apart[name]:.3f}{', the bar left out' if name in OURS else ''}")
+        within = 45 - len(outside[name])
+        print(f"    {within} of 45 cells within simulation error; not: {', '.join(outside[name]) or 'none'}")
+    for name in OURS:  # at the bar the table errs in 8%, by an sd from two or three launches; with a known one 3%
+        assert all(cell.endswith("right)") or cell.startswith(f"{BAR:.2f}") for cell in outside[name])
+        assert not any(cell.endswith(" 1") for cell in outside[name])
+        assert max(erred[name]) <= 0.05
+        assert apart[name] <= 0.05
     assert apart["the table's"] <= 0.035  # some hundred series a cell, as a rate of .4 asks for: .025 is one se
     assert min(erred["the table's"][1:]) > max(erred["the table's, launch sd known"]) > 0.035
+
+
+def beyond_error(ours: float, published: float) -> bool:
+    """Whether two rates differ by more than two standard errors, of ours and of some 400 series, and the rounding."""
+    rate = (ours + published) / 2
+    return abs(ours - published) > 2 * math.sqrt(rate * (1 - rate) * (1 / SERIES + 1 / 400)) + 0.005
 
 
 def as_rates(rates: Sequence[float]) -> str:
