@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
@@ -21,6 +22,7 @@ from tasks.launchers.local import LocalLauncher
 from tasks.launchers.slurm import SlurmLauncher
 from tasks.patience import PROBE_HOURS
 from tasks.promoted import fetched
+from tasks.promoted import orders as store_orders
 from tasks.run import check_recipe_unchanged, ladder_of
 from tasks.snapshot import snapshot
 from tasks.stage_dir import JobDir, ProbeDir, RunDir, StageDir, home, read_json, write_json
@@ -97,6 +99,7 @@ def _submit(stage: StageDir, decided: plan.StagePlan, launcher: Launcher, before
     start = start_checkpoint(stage, decided)
     lift_cause(stage)
     orders = plan.train_config(decided, stage.run.run_id, attempt, start)
+    orders = dataclasses.replace(orders, store=store_orders(stage, decided.cluster.store.settings()))
     write_json(stage.config, orders.to_json())
     name = job_name(stage, attempt)
     inside = probes.order_inside(stage, decided)

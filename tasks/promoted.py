@@ -8,8 +8,9 @@ from typing import Any
 
 from tasks.errors import CheckpointUnsound
 from tasks.signing import check_seal
-from tasks.stage_dir import StageDir
+from tasks.stage_dir import StageDir, read_json
 from training import manifest
+from training.config import StoreOrders
 from training.store import (
     Series,
     StoreError,
@@ -29,6 +30,13 @@ from training.store.pointer import pointer_key
 def series_name(stage: StageDir) -> str:
     """Return the name under which a stage's checkpoints are kept."""
     return f"{stage.run.experiment}/{stage.run.run_id}/{stage.name}"
+
+
+def orders(stage: StageDir, settings: StoreSettings) -> StoreOrders:
+    """Return what the trainer needs to keep its checkpoints in the store, and to find them there again."""
+    marks = [read_json(path) or {} for path in stage.set_aside_marks]
+    aside = tuple((int(mark["after"]), float(mark["time"])) for mark in marks)
+    return StoreOrders(series_name(stage), settings.to_json(), aside)
 
 
 def store(stage: StageDir, settings: StoreSettings, found: manifest.Manifest) -> tuple[dict[str, Any], list[Series]]:

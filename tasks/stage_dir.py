@@ -181,6 +181,15 @@ class StageDir(JobDir):
         """Folder for checkpoints of an attempt that nobody goes on from: written after its records went wrong."""
         return self.attempt(number) / "set_aside"
 
+    def set_aside_mark(self, number: int) -> Path:
+        """After which step nobody goes on from what was written until then, and when that was decided."""
+        return self.attempt(number) / "set_aside.json"
+
+    @property
+    def set_aside_marks(self) -> list[Path]:
+        """All of these, of any attempt."""
+        return sorted(self.path.glob("attempt_*/set_aside.json"))
+
     @property
     def tracking(self) -> Path:
         """Id of the MLflow child run and how far its curves have been shipped."""

@@ -26,7 +26,7 @@ def saved(tmp_path):
 
 def test_a_checkpoint_holds_the_state_of_its_step_whatever_the_next_step_does(saved):
     saver, records, state, folder = saved
-    assert saver.age_seconds is None
+    assert saver.age() == {}
     for step in (1, 2):
         assert saver.begin(state, Progress(step, 8), "periodic", must=True)
         saver.staged()
@@ -37,7 +37,7 @@ def test_a_checkpoint_holds_the_state_of_its_step_whatever_the_next_step_does(sa
         assert torch.equal(found, torch.arange(4.0) + step - 1)
     assert [r["step"] for r in records] == [1, 2]
     assert all(0 <= r["stall_seconds"] <= r["seconds"] and r["bytes"] > 0 for r in records)
-    assert saver.age_seconds >= 0
+    assert saver.age()["checkpoint_age_seconds"] >= 0
 
 
 def test_a_slow_store_stops_nobody_but_whom_a_later_stage_relies_on(saved, monkeypatch, capfd):

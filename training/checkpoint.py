@@ -27,6 +27,7 @@ from training.config import CHECKPOINTS, ConfigError, Data, ModelShape, Start, T
 from training.config.data import skipped_otherwise
 from training.manifest import Manifest
 from training.processes import World
+from training.restore import NOTHING, Restored
 
 
 @dataclass
@@ -45,6 +46,8 @@ class Resume:
     own: bool = False  # this stage wrote it, so the stage is under way
     weights_only: bool = False
     unsound: tuple[str, ...] = ()  # newer checkpoints that did not verify, and why
+    place: str | None = None  # where it was found, if stores were asked
+    lost_steps: int = 0  # between the newest checkpoint that was named anywhere and this one
 
     def to_json(self) -> dict[str, Any]:
         """Return what the header record says of it."""
@@ -52,16 +55,21 @@ class Resume:
         return {
             "resumed_from": {"step": found.step, "path": str(found.folder), "own": self.own} if found else None,
             "unsound_checkpoints": list(self.unsound),
+            "resumed_place": self.place,
+            "lost_steps": self.lost_steps,
         }
 
 
-def find(stage_dir: Path, config: TrainConfig, fingerprint: str) -> Resume:
+def find(stage_dir: Path, config: TrainConfig, fingerprint: str, restored: Restored = NOTHING) -> Resume:
     """Return the newest sound checkpoint of the stage, else its start; raise ConfigError if that one is not usable."""
-    unsound: list[str] = []
+    unsound = list(restored.passed_over)
     for found in reversed(manifest.whole(stage_dir / CHECKPOINTS)):
-        problems = manifest.verify(found.folder) or _mismatches(found, config, fingerprint)
+        summed = found.folder == restored.verified
+        problems = ([] if summed else manifest.verify(found.folder)) or _mismatches(found, config, fingerprint)
         if not problems:
-            return Resume(found, own=True, unsound=tuple(unsound))
+            lost = restored.lost_steps if summed else 0
+            place = restored.place if summed else None
+            return Resume(found, own=True, unsound=tuple(unsound), place=place, lost_steps=lost)
         unsound += problems
     start = config.start
     if start.kind == "scratch":

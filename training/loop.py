@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ from training.pace import Pace
 from training.processes import StopRequest, World
 from training.saving import Saver, Written
 from training.update import Update, Updater
+from training.uploads import Uploads
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Loop:
             self.compressed.expect(shapes(order.resume.checkpoint.folder))
         self.records = Recorder(order, world, self.compressed)
         written = Written(order.stage_dir, config, dataset.fingerprint, stream.state)
-        self.saver = Saver(written, world, self.records.write)
+        self.uploads = Uploads(order.stage_dir, config.store if world.first else None, self.records.write)
+        self.saver = Saver(written, world, self.whole)
         self.pace = Pace(config.checkpointing.every_minutes, world)
         self.progress = self.state.load(order.resume)
         copies = self.engine.placed.copies
@@ -77,12 +80,19 @@ class Loop:
                 update = self.updater.update(rate, span.batch_sequences, result.small)
             wall = time.perf_counter() - begin
             before, self.progress = self.progress, Progress(step, self.progress.cursor + span.batch_sequences)
-            self.records.step(span, self.progress, result, update, wall, self.saver.age_seconds)
+            ages = self.uploads.ages() | self.saver.age()
+            self.records.step(span, self.progress, result, update, wall, ages)
             self.updater.refuse_to_go_on(step, result.loss, update)
             self.after(before, result.stop)
             if result.stop:
                 break
         self.saver.finish()
+        self.uploads.finish()
+
+    def whole(self, kind: str, **values: Any) -> None:
+        """Record a checkpoint that became whole, in the saver's thread, and let it be stored."""
+        self.records.write(kind, **values)
+        self.uploads.tell(values["step"])
 
     def after(self, before: Progress, stop: bool) -> None:
         """Evaluate and save where that is due after a step."""
@@ -154,13 +164,13 @@ class Recorder:
             self.records.write(kind, values)
 
     def step(
-        self, span: Span, progress: Progress, result: StepResult, update: Update, wall: float, age: float | None
+        self, span: Span, progress: Progress, result: StepResult, update: Update, wall: float, ages: Mapping[str, float]
     ) -> None:
-        """Append the record of a step just done; ``age`` is that of the newest checkpoint."""
+        """Append the record of a step just done; ``ages`` are those of the newest checkpoints, here and stored."""
         config, batch = self.config, span.batch_sequences
         place = {"step": progress.step, "tokens": progress.cursor * config.sequence_length, "phase": span.phase}
         times = step_record(config, progress.step, batch, result.seconds | {"wall": wall}, config.attempt)
-        aged: dict[str, float] = {} if age is None else {"checkpoint_age_seconds": age}
+        aged = dict(ages)
         if self.compressed:
             aged |= self.compressed.spent()
         self.write(

@@ -21,7 +21,8 @@ from training.data import Dataset
 _REAL = ("step", "tokens", "loss", "batch", "grad_norm", "learning_rate", "phase", "held_out_loss",
          "loss_scale", "skipped_steps", "gradient_noise_sequences", "aux_loss", "dropped_tokens")  # fmt: skip
 _PHASES = ("data_seconds", "forward_seconds", "backward_seconds", "communication_seconds", "optimizer_seconds")
-_MEASURED = ("wall_seconds", "time", "checkpoint_age_seconds", "codec_seconds", "compressed_bytes")
+_MEASURED = ("wall_seconds", "time", "checkpoint_age_seconds", "store_age_seconds", "replica_age_seconds",
+             "codec_seconds", "compressed_bytes")  # fmt: skip
 _TIMES = ("step_seconds", *_PHASES, "tokens_per_gpu_second", "memory_gib")
 
 

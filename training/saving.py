@@ -95,10 +95,9 @@ class Saver:
         # A job of one process has no process group and needs none; torch would warn at each save.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
-    @property
-    def age_seconds(self) -> float | None:
-        """Seconds since the state of the newest whole checkpoint of this attempt; None before the first."""
-        return None if self._last_whole is None else time.monotonic() - self._last_whole
+    def age(self) -> dict[str, float]:
+        """Return the seconds since the state of this attempt's newest whole checkpoint; nothing before the first."""
+        return {} if self._last_whole is None else {"checkpoint_age_seconds": time.monotonic() - self._last_whole}
 
     def begin(
         self, state: Mapping[str, Tensor], progress: Progress, purpose: Purpose, *, must: bool, **said: Any

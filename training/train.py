@@ -29,6 +29,8 @@ from training.processes import (
     processes_for,
     run,
 )
+from training.restore import restore
+from training.store import StoreError
 
 
 def prepare(stage_dir: Path, started: Started | None = None) -> Order:
@@ -46,9 +48,11 @@ def prepare(stage_dir: Path, started: Started | None = None) -> Order:
     if dataset.orders.documents == "cut":
         raise ConfigError("data.documents: no layout masks attention at documents' ends yet; write packed")
     alone = started is None or started.rank == 0  # the others are told: a thousand need not sum what one can
-    resume = find(stage_dir, config, dataset.fingerprint) if alone else Resume()
+    resume = find(stage_dir, config, dataset.fingerprint, restore(stage_dir, config)) if alone else Resume()
     for problem in resume.unsound:
         print(f"training: passed over a checkpoint: {problem}", file=sys.stderr)
+    if resume.lost_steps and resume.checkpoint:
+        print(f"training: {resume.lost_steps} steps are lost, step {resume.checkpoint.step} is whole", file=sys.stderr)
     return Order(stage_dir, config, dataset, resume, processes, StopRequest())
 
 
@@ -63,6 +67,9 @@ def main(arguments: list[str]) -> int:
         gpus = gpus_suffice(order.config, order.processes, started)
     except ConfigError as error:
         return _refuse(error)
+    except StoreError as error:  # it may answer the next attempt
+        print(f"training: {error}", file=sys.stderr, flush=True)
+        return 1
     order.stop.listen()
     run(lambda world: _train(order, world), order.processes, gpus, started)
     return 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.stage_dir import StageDir
+from tasks.stage_dir import StageDir, read_json, write_json
 from training import manifest
 
 _PIN = ".pinned"  # what protects a checkpoint lies beside it
@@ -48,7 +49,13 @@ def newest(stage: StageDir, rows: Mapping[str, int], at_most: int | None = None)
 
 
 def set_aside(stage: StageDir, rows: Mapping[str, int], after: int, attempt: int) -> list[Path]:
-    """Move every checkpoint of a step beyond ``after`` into the attempt's own folder; return where they lie now."""
+    """Move every checkpoint of a step beyond ``after`` into the attempt's own folder; return where they lie now.
+
+    What the store has of them cannot be moved; a mark beside them tells the trainer not to go on from it.
+    """
+    mark = stage.set_aside_mark(attempt)
+    known = read_json(mark) or {}
+    write_json(mark, {"after": min(after, known.get("after", after)), "time": time.time()})
     moved = []
     for one in kept(stage, rows):
         if one.step <= after:

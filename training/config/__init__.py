@@ -11,6 +11,7 @@ A line of ``metrics.jsonl`` has a ``kind``; a line without one is a step:
 * ``held_out``    loss on the fixed held-out set; ``at`` is ``start | step | end``
 * ``checkpoint``  a checkpoint became whole: ``step``, ``path``, ``purpose``, ``seconds``, ``bytes``, and
                   ``stall_seconds``, for which training waited; it may come after records of later steps
+* ``stored``      a checkpoint is in the store: ``step``, ``seconds``, ``new_bytes``, ``stored_in``, ``replica_step``
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from training.config.compression import Compression
 from training.config.data import Data, DataSource
 from training.config.emulation import Emulation, Link
 from training.config.errors import ConfigError, DataError
-from training.config.keeping import Checkpointing, HeldOut
+from training.config.keeping import Checkpointing, HeldOut, StoreOrders
 from training.config.layout import Layout
 from training.config.model import ModelShape
 from training.config.optimizer import Optimizer
@@ -36,8 +37,8 @@ from training.config.steps import PhaseName, Schedule, Span, Start
 
 __all__ = [
     "Checkpointing", "Compression", "ConfigError", "Data", "DataError", "DataSource", "Emulation", "HeldOut", "Layout",
-    "Link", "LossScale", "ModelShape", "Nature", "Optimizer", "PhaseName", "Schedule", "Span", "Start", "TrainConfig",
-    "read_config",
+    "Link", "LossScale", "ModelShape", "Nature", "Optimizer", "PhaseName", "Schedule", "Span", "Start", "StoreOrders",
+    "TrainConfig", "read_config",
 ]  # fmt: skip
 
 CONFIG = "config.json"
@@ -69,6 +70,8 @@ OPTIONAL = (
     "wall_seconds",  # this machine's own seconds for the step, always measured
     "tokens_per_gpu_second",
     "checkpoint_age_seconds",  # since the state of the newest whole checkpoint of this attempt; measured
+    "store_age_seconds",  # since the state of the newest checkpoint that this attempt put into the store; measured
+    "replica_age_seconds",  # the same of the newest that is complete in the second region: the recovery point
     "memory_gib",  # peak of one GPU (modelled) or of one process (measured)
     "codec_seconds",  # of compressed gradients: encoding and decoding in this process; measured
     "compressed_bytes",  # that this process sent to others in their place; measured
@@ -97,6 +100,7 @@ class TrainConfig:
     loss_scale: LossScale = LossScale()  # of fp16
     optimizer: Optimizer = Optimizer()
     checkpointing: Checkpointing = Checkpointing()
+    store: StoreOrders | None = None  # checkpoints go there as well; None: they lie in the stage's folder alone
     held_out: HeldOut = HeldOut()
     processes: int | None = None  # real processes; fewer than ``gpus`` means virtual ranks; None: one a GPU,
     # but where GPUs are emulated one a core, at most two

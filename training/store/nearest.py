@@ -6,7 +6,7 @@ that does not answer is passed over and named, but never taken for an empty one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +42,18 @@ class Found:
 
 
 def newest_whole(
-    local: Path, stores: Sequence[Series], *, at_most: int | None = None, put_aside: bool = True
+    local: Path,
+    stores: Sequence[Series],
+    *,
+    at_most: int | None = None,
+    put_aside: bool = True,
+    not_from: Callable[[int, float], bool] = lambda step, written: False,
 ) -> Found | None:
     """Return the newest whole checkpoint in the local folder or, fetched into it, from the nearest store that has it.
 
-    ``stores`` come nearest first. Returns None where no place names any; raises Unreachable where none is whole and a
-    place did not answer, since then nobody knows.
+    ``stores`` come nearest first; ``not_from`` says of a stored one's step and time that it is not to be taken. Returns
+    None where no place names any; raises Unreachable where none is whole and a place did not answer, since then nobody
+    knows.
     """
     passed: list[PassedOver] = []
     unreachable: list[str] = []
@@ -55,7 +61,7 @@ def newest_whole(
     for step in sorted((step for step in places if at_most is None or step <= at_most), reverse=True):
         for place in places[step]:
             try:
-                folder = _take(place, step, local, put_aside)
+                folder = _take(place, step, local, put_aside, not_from)
             except Absent:
                 continue  # pruned while we looked
             except Damaged as error:
@@ -89,8 +95,10 @@ def _steps(local: Path, stores: Sequence[Series], unreachable: list[str]) -> dic
     return places
 
 
-def _take(place: Path | Series, step: int, local: Path, put_aside: bool) -> Path:
-    """Return the folder of a whole checkpoint; put a damaged one aside and raise Damaged."""
+def _take(
+    place: Path | Series, step: int, local: Path, put_aside: bool, not_from: Callable[[int, float], bool]
+) -> Path:
+    """Return the folder of a whole checkpoint; put a damaged one aside and raise Damaged; Absent if not to be taken."""
     if isinstance(place, Path):
         if not (wrong := _wrong(place, step)):
             return place
@@ -98,6 +106,8 @@ def _take(place: Path | Series, step: int, local: Path, put_aside: bool) -> Path
             manifest.quarantine(place, "; ".join(wrong))
         raise Damaged("; ".join(wrong))
     try:
+        if not_from(step, place.pointer(step).time):
+            raise Absent(f"{place.address}: step {step} is not to be taken")
         return fetch(place, step, local)
     except Damaged as error:
         if put_aside:
