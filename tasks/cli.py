@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tasks import nightly_cli
 from tasks.errors import ConfigInvalid, ScaleupError
 
 if TYPE_CHECKING:
@@ -78,8 +79,7 @@ def parser() -> argparse.ArgumentParser:
     _calibrate(commands)
     _backtest(commands)
     _tokenize(commands)
-    _nightly(commands)
-    _ack(commands)
+    nightly_cli.add(commands)
     return top
 
 
@@ -300,52 +300,6 @@ def _tokenize(commands: Commands) -> None:
         help="part of the documents that is kept for evaluation, chosen by the hash of their text; default: 1",
     )  # fmt: skip
     tokenize.add_argument("--check", metavar="FOLDER", help="compare every byte of a folder with its index, and stop")
-
-
-_NIGHTLY = """a night's cases are in configs/nightly.yaml; CASE/SERIES is for example gpt_stdlib-laptop/held_out_loss
-
-  scaleup nightly run                      what is due tonight, here, without Airflow; again: what is left of it
-  scaleup nightly status                   the newest night: verdicts, open incidents, what to type
-  scaleup nightly report                   write its page again and say where it is
-  scaleup nightly accept CASE/SERIES --because "the new tokenizer costs 3%"    this level is right from now on
-  scaleup nightly import FILE.csv          begin with a team's past (case,night,hardware,environment and series)
-  scaleup nightly export FILE.csv          every measurement of every case
-"""
-
-
-def _nightly(commands: Commands) -> None:
-    nightly = _command(
-        commands, "nightly", "scheduled runs at small scale, and what they noticed",
-        "Run a night's cases, show what they noticed, accept a new level, import and export the past.",
-    )  # fmt: skip
-    nightly.epilog, nightly.formatter_class = _NIGHTLY, argparse.RawDescriptionHelpFormatter
-    verbs = nightly.add_subparsers(dest="verb", required=True, metavar="VERB")
-    run = verbs.add_parser("run", help="run what is due, or what is left of a night")
-    run.add_argument("--night", metavar="DATE", help="which night, 2026-12-31; default: this one")
-    run.add_argument("--case", metavar="CASE", action="append", default=[], help="only this case; may be repeated")
-    run.add_argument("--release", action="store_true", help="also the cases of cadence release and weekly")
-    for name, line in (("status", "show the newest night"), ("report", "write its page again")):
-        verb = verbs.add_parser(name, help=line)
-        verb.add_argument("--night", metavar="DATE", help="which night; default: the newest")
-    accept = verbs.add_parser("accept", help="take the level of an open incident for the baseline")
-    _incident(accept, "why the new level is right; the page quotes it")
-    for name, line in (("import", "take measurements from a table"), ("export", "write all measurements as a table")):
-        verb = verbs.add_parser(name, help=line)
-        verb.add_argument("file", metavar="FILE.csv")
-
-
-def _ack(commands: Commands) -> None:
-    ack = _command(
-        commands, "ack", "quiet an open incident of the nightly runs",
-        "Say that you have seen an open incident: nights are red for it no more. It stays open until it recovers.",
-    )  # fmt: skip
-    _incident(ack, "what you know of it; the page quotes it")
-
-
-def _incident(command: argparse.ArgumentParser, why: str) -> None:
-    command.add_argument("incident", metavar="CASE/SERIES", help="as `scaleup nightly status` names it")
-    command.add_argument("--because", required=True, metavar="WHY", help=why)
-    command.add_argument("--by", metavar="NAME", help="who decided, if not the user of this terminal")
 
 
 def _command(commands: Commands, name: str, line: str, text: str) -> argparse.ArgumentParser:
