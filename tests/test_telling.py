@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 import yaml
 from aiosmtpd.controller import Controller
+from nightly_cases import TONIGHT, night_of, past_of, plan_file, point
 from running import look_to_the_end
 
 from tasks import cli
@@ -15,6 +16,8 @@ from tasks.cancel import record_cause
 from tasks.errors import ConfigInvalid, GateFailed
 from tasks.evaluate import evaluate
 from tasks.launch import launch
+from tasks.nightly import points
+from tasks.nightly.climb import run_night
 from tasks.promote import override
 from tasks.report import report
 from tasks.services.ports import free_port
@@ -253,3 +256,32 @@ def test_bars_of_a_curve():
     assert bars([1.0, 1.0, 1.0]) == "▁▁▁"
     assert bars([float(value) for value in range(80)]) == bars([float(value) for value in range(40)])
     assert bars([2.0, 1.0]) == "█▁"
+
+
+def test_a_nightly_alarm_is_told_once_and_its_end_closes_it(configs, mailbox, hooks, tmp_path):
+    plan_file(configs.root, owner="ada@example.org")
+    key = tmp_path / "key"
+    key.write_text("k")
+    key.chmod(0o600)
+    mail = {"kind": "smtp", "host": "127.0.0.1", "port": mailbox.port, "from": "s@example.org", "to": ["owner"]}
+    channels = {"mail": mail, "pager": {"kind": "pagerduty", "key_file": str(key), "url": f"{hooks.url}/pager"}}
+    both = ["mail", "pager"]
+    said = {"channels": channels, "tell": {"regression": both, "recovered": both}}
+    (configs.root / "telling.yaml").write_text(yaml.safe_dump(said))
+    past_of(14, 100)
+    points.write(point(night_of(1), tokens_per_gpu_second=90))
+    for attempt in (0, 1, 2):
+        points.write(point(TONIGHT, attempt, tokens_per_gpu_second=90.2))
+    for night in (TONIGHT, TONIGHT):  # concluded twice
+        run_night(print, night=night)
+    (mail,) = mailbox.mails
+    assert mail["To"] == "ada@example.org" and "tiny/tokens_per_gpu_second moved from" in mail["Subject"]
+    assert "tokens_per_gpu_second (modelled) moved from" in mail.get_content()
+    assert "15 nights, " in mail.get_content() and "scaleup ack tiny/tokens_per_gpu_second" in mail.get_content()
+    for index in (-1, -2, -3):
+        points.write(point(night_of(index), tokens_per_gpu_second=100.1))
+        run_night(print, night=night_of(index))
+    assert "is over" in mailbox.mails[-1]["Subject"] and len(mailbox.mails) == 2
+    events = [body for _, body in hooks.posted]
+    assert [event["event_action"] for event in events].count("resolve") == 1
+    assert {event["dedup_key"] for event in events if event["event_action"] == "resolve"} == {events[0]["dedup_key"]}

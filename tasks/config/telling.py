@@ -13,7 +13,9 @@ from tasks.config import files
 from tasks.config.errors import Problem, dotted, from_pydantic, invalid, unknown
 from tasks.config.values import Count, Positive, Strict, Text
 
-Kind = Literal["stopped", "needs_decision", "queue_late", "checkpoint_old", "paged", "promoted"]
+Kind = Literal[
+    "stopped", "needs_decision", "queue_late", "checkpoint_old", "paged", "promoted", "regression", "recovered"
+]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 OWNER = "owner"  # in `to:`, the experiment's owner
 

@@ -41,7 +41,18 @@ def conclude(night: str) -> dict[str, Any]:
         }  # fmt: skip
         write_json(folder.conclusion, record)
         write_page(night)
+        _tell(night, results)
         return record
+
+
+def _tell(night: str, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Tell of incidents; a file of channels that is wrong fails no night."""
+    from tasks.nightly.tell import tell
+
+    try:
+        tell(night, frozenset(case for case, result in results.items() if result["quarantined"]))
+    except ScaleupError as error:
+        print(f"telling: nobody was told of night {night}: {error}")
 
 
 def _settle(result: Mapping[str, Any], night: str) -> Iterator[str]:
