@@ -67,7 +67,7 @@ def histories(draw):
     return records
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(records=histories(), sizes=st.lists(st.integers(1, 200), min_size=1, max_size=12))
 def test_looks_of_any_size_raise_the_same_alarms_as_one(records, sizes):
     whole = fed(records)
