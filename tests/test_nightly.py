@@ -1,6 +1,7 @@
 """Nights with a trainer that takes no time: planned, measured, judged, rerun, told once, and shown."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from nightly_cases import BLOCK, TONIGHT, night_of, past_of, plan_file, point, the_case
@@ -108,11 +109,18 @@ def test_an_accepted_level_is_the_baseline(root, capsys):
     assert "has no open incident" in capsys.readouterr().err
 
 
+def died(said, *attempts):
+    """Write runs of a night that failed."""
+    for attempt in attempts:
+        points.write(replace(point(said, attempt), failed="it died"))
+
+
 def test_a_case_that_does_not_run_is_tried_again_and_told_and_closed(root, configs):
     configs.experiment(settings={"fail_at": 5})
+    died(TONIGHT, 1, 2)
     found = night()
     assert found["open"] == ["tiny/runs"] and "3 of 3 runs failed" in found["sentence"]
-    assert "the loss function is not defined here" in found["sentence"] or "program" in found["sentence"]
+    assert "gpus_8" in points.read("tiny", TONIGHT, 0).failed
     configs.experiment()
     assert not night(night_of(-1))["red"]
     assert [over["how"] for over in incidents.all_past()] == [f"recovered in night {night_of(-1)}"]
@@ -121,7 +129,8 @@ def test_a_case_that_does_not_run_is_tried_again_and_told_and_closed(root, confi
 def test_a_quarantine_counts_no_alarm_until_its_day_and_its_end_is_told(configs):
     kept = {"owner": "ada", "reason": "the switch", "until": TONIGHT}
     plan_file(configs.root, {**BLOCK, "quarantine": kept})
-    configs.experiment(settings={"fail_at": 5})
+    died(TONIGHT, 0, 1, 2)
+    died(night_of(-1), 0)
     found = night()
     assert not found["red"] and found["open"] == [] and incidents.open_of("tiny", "runs")
     assert "in quarantine until" in NightDir(TONIGHT).report.read_text()

@@ -41,7 +41,10 @@ def _cron(said: str) -> str:
 def _day(said: Any) -> Any:
     if isinstance(said, date) and not isinstance(said, datetime):
         return said
-    raise ValueError(f"{said!r} is no day; write it as 2027-01-31")
+    try:
+        return date.fromisoformat(str(said))  # in quotes it is text
+    except ValueError as error:
+        raise ValueError(f"{said!r} is no day; write it as 2027-01-31") from error
 
 
 class Quarantine(Strict):
