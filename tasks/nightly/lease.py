@@ -19,6 +19,7 @@ from tasks.nightly import points
 from tasks.run import ladder_of, runs
 from tasks.stage_dir import RunDir, read_json, write_json
 
+FORGOTTEN_SECONDS = 7 * 86400.0  # a ladder at work is looked at every minute; older folders need not be resolved
 BETWEEN_STEPS_SECONDS = 600.0  # from one stage's end to the next one's job: evaluation, promotion, a queue of Airflow's
 
 
@@ -52,7 +53,7 @@ def release(cluster: str, holder: str) -> None:
 def scale_up_on(cluster: str, now: float) -> str | None:
     """Say which ladder is at work on a cluster, or None."""
     for run in runs():
-        if (read_json(run.info) or {}).get("origin", {}).get("night"):
+        if (read_json(run.info) or {}).get("origin", {}).get("night") or now - _newest(run) > FORGOTTEN_SECONDS:
             continue
         said = _at_work(run, cluster, now)
         if said is not None:
