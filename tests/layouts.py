@@ -40,7 +40,7 @@ CURVES = {
     "tensor 4": (Layout(tensor=4), SHORT),
     "tensor 8": (Layout(tensor=8), SHORT),
     "tensor 8, whole sequences": (Layout(tensor=8, sequence_parallel=False), SHORT),
-    "pipeline 2": (Layout(pipeline=2, micro_batch_sequences=1), LONG),
+    "pipeline 2": (Layout(pipeline=2, micro_batch_sequences=1), MIDDLE),
     "pipeline 2, interleaved": (Layout(pipeline=2, stages_per_rank=2, micro_batch_sequences=1), SHORT),
     "2 x 2 x 2": (THREE, MIDDLE),
     "2 x 2 x 2, recomputed": (dataclasses.replace(THREE, activation_checkpointing=True), SHORT),
@@ -147,6 +147,8 @@ def resharded(world: World, folder: Path) -> dict[str, Any]:
         before = job.held_out_loss()
         whole = tensors(folder / source)
         for target, other in jobs.items():
+            if target == source:
+                continue
             state = other.state()
             load(state, checkpoint_id=folder / source)
             unequal = [k for k, t in state.items() if not torch.equal(local(t), parallel.mine(whole[k], t))]
@@ -157,10 +159,15 @@ def resharded(world: World, folder: Path) -> dict[str, Any]:
 def main(file: Path, steps: int | None) -> None:
     """Compute what one process gives, then fork eight and have them do all the rest."""
     torch.set_num_threads(1)
-    longest = steps or LONG
     orders = {name: order_of(name) for name in CURVES}
-    wanted = {(config.model, config.precision): config for config in (*orders.values(), order(Layout(), 2, "bf16"))}
-    whole = {key: curve(Trained(alone(config), World()), longest) for key, config in wanted.items()}
+    wanted = {(config.model, config.precision): alone(config) for config in orders.values()}
+    longest = {key: SHORT for key in wanted}
+    for name, config in orders.items():
+        key = config.model, config.precision
+        longest[key] = max(longest[key], CURVES[name][1])
+    half = order(Layout(), 2, "bf16")
+    wanted[half.model, "bf16"], longest[half.model, "bf16"] = alone(half), SHORT
+    whole = {key: curve(Trained(config, World()), steps or longest[key]) for key, config in wanted.items()}
 
     def each(world: World) -> None:
         found: dict[str, Any] = {"curves": {}, "bf16": {}}

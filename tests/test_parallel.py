@@ -34,6 +34,7 @@ def same_curve(alone: dict, cut: dict) -> None:
     assert cut["held_out"][0] == pytest.approx(alone["held_out"][0], rel=1e-6)
     if steps == len(alone["loss"]):
         assert cut["held_out"][1] == pytest.approx(alone["held_out"][1], rel=1e-6)
+    if steps == layouts.LONG:
         assert cut["loss"][-1] < cut["loss"][0] - 1, "and it does learn"
 
 
@@ -59,7 +60,7 @@ def test_in_bf16_a_layout_stays_within_a_thousandth_of_a_nat_of_one_process(foun
 
 
 def test_a_checkpoint_opens_in_every_other_layout_with_the_same_state_and_loss(found):
-    assert len(found["reshard"]) == len(layouts.PLACES) ** 2
+    assert len(found["reshard"]) == len(layouts.PLACES) * (len(layouts.PLACES) - 1)
     for pair, said in found["reshard"].items():
         before, after = said["held_out"]
         assert said["unequal"] == [], pair
