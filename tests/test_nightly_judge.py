@@ -117,6 +117,7 @@ FALLEN = [*QUIET, 95.2]
         (nights(FALLEN), [95.0, 95.3, 99.9], "alarm"),
         (nights(FALLEN), [95.0, 100.1, 99.9], "unconfirmed"),
         (nights([*QUIET, 105]), [105.2], "improved"),
+        (nights([*QUIET, 105]), [105.2, 100.1, 99.8], "unconfirmed"),
         (nights(FALLEN, hardware="other"), [95.0], "learning"),
         (nights(FALLEN, environment="other"), [95.0], "learning"),
         (nights(FALLEN), [None, 95.0, 95.3], "alarm"),

@@ -138,8 +138,8 @@ def _new(nights: Nights, series: Series, rule: Rule, attempts: tuple[float, ...]
     if found is None:
         return Judgement(series.name, "steady", "no change of level", before=level)
     state: State = "alarm" if worse(found, series) else "improved"
-    if state == "improved":
-        pass  # nobody is woken by it, so no rerun is paid
+    if state == "improved":  # nobody is woken by it, so no rerun is paid; where there are some they are heard
+        state = "improved" if len(attempts) == 1 or confirmed(found, attempts) else "unconfirmed"
     elif not alone and len(attempts) == 1:
         state = "suspect"
     elif not alone and not (confirmed(found, attempts) and _holds(nights, series, rule)):
@@ -165,7 +165,7 @@ def _asked(values: Sequence[float], nights: Nights, series: Series, rule: Rule, 
 def _sentence(found: Suspicion, nights: Nights, series: Series, state: State, attempts: tuple[float, ...]) -> str:
     moved = f"{found.before:.5g} to {found.after:.5g} {series.unit} ({found.change:+.1%})"
     began = f"since {nights.dates[found.first]}" if found.kind == "change" else "little by little, over twenty nights"
-    sure = f"p {found.p_value:.1g}"
+    sure = f"p {found.p_value:.1g}" if found.p_value > 1e-16 else "p below 1e-16"
     if state == "suspect":
         return f"seems to have moved from {moved} {began}, {sure}; two reruns decide"
     if len(attempts) > 1:

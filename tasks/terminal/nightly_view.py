@@ -32,9 +32,9 @@ def show(night: str) -> Group:
     for found in incidents.all_open():
         name, acked = incidents.name(found), found.get("acked")
         quiet = f"acknowledged by {acked['by']}: {acked['because']}" if acked else f'scaleup ack {name} --because "..."'
-        parts.append(
-            Text(f"open since {found['opened']}, {len(found['nights'])} nights: {name} {found['says']}; {quiet}")
-        )
+        count = len(found["nights"])
+        since = f"open since {found['opened']}, {count} night{'s' if count != 1 else ''}"
+        parts.append(Text(f"{since}: {name} {found['says']}; {quiet}"))
     if record:
         parts += [Text(line) for line in record["notices"]]
         parts += [Text(f"{name} waits for another night: {why}") for name, why in record["left_out"].items()]
