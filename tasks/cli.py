@@ -73,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     _promote(commands)
     _amend(commands)
     _tell(commands)
+    _checkpoints(commands)
     _report(commands)
     _reap(commands)
     _rejudge(commands)
@@ -171,6 +172,28 @@ def _tell(commands: Commands) -> None:
     tell.add_argument("run", metavar="RUN", nargs="?", default="latest", help="default: latest")
     tell.add_argument("--try", metavar="CHANNEL", dest="try_channel", help="send a trial message by this channel alone")
     tell.add_argument("--owner", default="", help="with --try: the address that the word owner stands for")
+
+
+def _checkpoints(commands: Commands) -> None:
+    top = _command(
+        commands, "checkpoints", "what checkpoints a run has, where, and whether they are whole",
+        "Look at a run's checkpoints in its folder, the store and the second region; export one. None is changed.",
+    )  # fmt: skip
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, line in (("ls", "list them"), ("verify", "read every byte; exit code 1 where one is damaged"),
+                       ("show", "all that a manifest says"), ("diff", "in what two of them differ"),
+                       ("export", "write a model's weights as safetensors")):  # fmt: skip
+        verb = verbs.add_parser(name, help=line, description=line)
+        verb.add_argument("run", metavar="RUN", help="experiment/run_id, a run id, or latest")
+        one = name in ("show", "diff", "export")
+        verb.add_argument("stage", metavar="STAGE", nargs=None if one else "?", help="for example gpus_64")
+        if name != "ls":
+            said = "the first of the two" if name == "diff" else "default: the newest" if one else "default: all"
+            verb.add_argument("--step", type=int, metavar="STEP", required=name == "diff", help=said)
+        if name == "export":
+            verb.add_argument("--out", metavar="FOLDER", required=True, help="where they go; it must not exist")
+        if name == "diff":
+            verb.add_argument("--to", type=int, metavar="STEP", help="the second; default: the newest")
 
 
 def _report(commands: Commands) -> None:

@@ -81,6 +81,13 @@ def promote(options: Namespace) -> int:
     return 0
 
 
+def checkpoints(options: Namespace) -> int:
+    """Look at a run's checkpoints."""
+    from tasks import checkpoint_commands
+
+    return int(getattr(checkpoint_commands, options.verb)(options))
+
+
 def amend(options: Namespace) -> int:
     """Change the recipe of a run under way, from a checkpoint on."""
     from tasks.amend import Asked, amend

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import pickle
 import shutil
 
 import pytest
@@ -117,17 +119,30 @@ def test_a_stage_that_recorded_nothing_asks_no_store(tmp_path):
     assert restore(tmp_path / "gpus_8", read_config(tmp_path / "gpus_8")).verified is None
 
 
+class Malicious:
+    """What runs a program when it is unpickled."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.file),))
+
+
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    """A job of 12 steps; and one of 8 whose folder and first region are lost before it goes on to 12."""
+    """A job of 12 steps; and one of 8 that lost its region, with code planted in its index, going on to 12."""
     root = tmp_path_factory.mktemp("jobs")
     every = trained.Checkpointing(every_steps=2, keep=2)
     whole = trained.order(root / "a" / "gpus_8", trained.span(1, 12, 4), checkpointing=every)
     torn = trained.order(root / "b" / "gpus_8", trained.span(1, 8, 4), checkpointing=every, store=orders_of(root))
     ends = trained.run(whole, torn)
     before = trained.records(torn, "stored")
-    shutil.rmtree(torn / "checkpoints")
     shutil.rmtree(root / "first")
+    for step in torn.glob("checkpoints/step_*"):
+        if step.name != "step_00000008":
+            shutil.rmtree(step)
+    (torn / "checkpoints" / "step_00000008" / ".metadata").write_bytes(pickle.dumps(Malicious(root / "ran")))
     trained.order(torn, trained.span(1, 12, 4), checkpointing=every, store=orders_of(root))
     return whole, torn, ends, before, trained.run(torn)
 
@@ -148,3 +163,9 @@ def test_a_real_job_is_found_in_the_second_region_with_the_same_losses(jobs):
     assert {n: r["loss"] for n, r in trained.steps(whole).items()} == {
         n: r["loss"] for n, r in trained.steps(torn).items()
     }
+
+
+def test_code_planted_in_an_index_is_put_aside_unread(jobs):
+    _, torn, *_ = jobs
+    assert not (torn.parents[1] / "ran").exists()
+    assert ".metadata has" in manifest.quarantined(torn / "checkpoints")["step_00000008"]
