@@ -12,9 +12,8 @@ import airflow.providers.standard.decorators.sensor  # noqa: E402
 import airflow.sdk  # noqa: E402
 
 before = time.monotonic()
-import dags.scale_up as scale_up  # noqa: E402
-
 import dags.nightly_regression as nightly_regression  # noqa: E402
+import dags.scale_up as scale_up  # noqa: E402
 
 seconds = time.monotonic() - before
 try:
@@ -46,7 +45,8 @@ print(
             "broken": broken,
             "loaded": [name for name in ("torch", "mlflow", "pandas", "scipy", "numpy") if name in sys.modules],
             "opened": [path for path in opened if path.endswith(".yaml")],
-            "nightly": night and {
+            "nightly": night
+            and {
                 "tasks": {task.task_id: told(task) for task in night.tasks},
                 "cron": night.timetable.expression if hasattr(night.timetable, "expression") else str(night.schedule),
                 "zone": str(night.timezone),
