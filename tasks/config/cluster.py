@@ -197,9 +197,6 @@ def _slurm(launcher: SlurmConfig, cluster: Cluster) -> list[Problem]:
     if launcher.real_nodes is not None and not cluster.emulated:
         text = "is for emulated GPUs only; where they are real, every node trains: remove it"
         problems.append(Problem("launcher.real_nodes", text))
-    if launcher.spares and launcher.start != "torchrun":
-        text = f"{launcher.spares} cannot stand in where start is {launcher.start}: spare nodes need start: torchrun"
-        problems.append(Problem("launcher.spares", text))
     return problems
 
 
