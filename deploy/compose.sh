@@ -54,6 +54,7 @@ word() { # a name: a new secret
 
 write_secrets() {
     [ -e "$env_file" ] || cp .env.example "$env_file"
+    local folder name
     folder=$(setting SCALEUP_SECRETS)
     [ -n "$folder" ] || give_up "$env_file says no SCALEUP_SECRETS; .env.example has the line"
     # Never one by one: a new key beside an old database would lock its owner out, and silently.
@@ -69,6 +70,7 @@ write_secrets() {
 
 check_secrets() {
     [ -e "$env_file" ] || give_up "$env_file is missing; \`make secrets\` writes it"
+    local folder name
     folder=$(setting SCALEUP_SECRETS)
     for name in "${names[@]}"; do
         [ -s "$folder/$name" ] || give_up "the secret $folder/$name is missing or empty; put the word back that it had," \
@@ -77,7 +79,7 @@ check_secrets() {
 }
 
 wait_healthy() {
-    local deadline=$((SECONDS + wait_seconds)) began=$SECONDS waiting
+    local deadline=$((SECONDS + wait_seconds)) began=$SECONDS waiting id state service status health code
     while :; do
         waiting=
         for id in $(compose ps -a -q); do
@@ -115,7 +117,7 @@ in_volume() { # a volume's name, then a command that finds it at /volume, as roo
 }
 
 backup() { # a folder, made whole under another name and then renamed
-    local folder=$1 draft=$1.draft
+    local folder=$1 draft=$1.draft name
     [ ! -e "$folder" ] && [ ! -e "$draft" ] || give_up "$folder or $draft is there already; name another with BACKUP="
     [ -n "$(compose ps -q postgres)" ] || give_up "nothing runs; \`make up\` first"
     mkdir -p -m 700 "$draft"
@@ -135,7 +137,7 @@ backup() { # a folder, made whole under another name and then renamed
 }
 
 restore() { # a folder
-    local folder=$1
+    local folder=$1 name
     check_secrets
     (cd "$folder" && sha256sum --check --quiet SHA256SUMS) || give_up "$folder is no whole backup"
     for name in postgres store home airflow-logs; do
@@ -144,8 +146,10 @@ restore() { # a folder
     done
     compose up -d --no-build postgres
     until [ "$(docker inspect --format '{{.State.Health.Status}}' "$(compose ps -q postgres)")" = healthy ]; do sleep 1; done
-    compose up --no-build --no-start # makes the other volumes
     for name in store home airflow-logs; do
+        # With the labels by which compose knows its own; its `--no-start` waits for ever where one service waits for another.
+        docker volume create --label "com.docker.compose.project=$(setting COMPOSE_PROJECT_NAME)" \
+            --label "com.docker.compose.volume=$name" "$(volume "$name")" >/dev/null
         in_volume "$name" tar --extract --same-owner --numeric-owner --directory /volume <"$folder/$name.tar"
     done
     for name in airflow mlflow; do

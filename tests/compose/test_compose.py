@@ -51,7 +51,7 @@ def deployed(engine, tmp_path_factory):
     yield project
     project.make("down")
     volumes = [f"{project.project}_{name}" for name in ("postgres", "store", "home", "airflow-logs")]
-    engine("volume", "rm", *volumes)
+    engine("volume", "rm", "--force", *volumes)
 
 
 def test_a_ladder_climbs_while_each_service_is_restarted(deployed):
