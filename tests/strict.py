@@ -1,4 +1,4 @@
-"""A pytest plugin (``-p tests.strict``): in what order and on which worker tests run; SCALEUP_NO_SKIP=1 forbids skips."""
+"""A pytest plugin (``-p tests.strict``): which test runs when, on which worker; SCALEUP_NO_SKIP=1 forbids skips."""
 
 import os
 

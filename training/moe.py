@@ -32,7 +32,7 @@ class Experts(nn.Module):
         self.up = self._matrix(shape.hidden, shape.ffn)
         self.down = self._matrix(shape.ffn, shape.hidden)
         self.loss_factor = 1.0  # that gradients of the summed loss carry; whoever runs a backward pass sets it
-        # Balance loss x tokens, dropped choices, tokens, since collected. Not on the device that parameters are made on:
+        # Balance loss x tokens, dropped choices, tokens, since collected. Not where parameters are made:
         # sharded layouts make them on "meta", where nothing can be counted.
         self.seen = torch.zeros(3, dtype=torch.float64, device="cpu")
 

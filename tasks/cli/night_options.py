@@ -1,4 +1,4 @@
-"""How ``scaleup nightly`` and ``scaleup ack`` are written; :mod:`tasks.nightly_commands` acts."""
+"""How ``scaleup nightly`` and ``scaleup ack`` are written; :mod:`tasks.cli.nights` acts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    from tasks.cli.command import Commands
 
 _NIGHTLY = """a night's cases are in configs/nightly.yaml; CASE/SERIES is for example gpt_stdlib-laptop/held_out_loss
 

@@ -1,4 +1,4 @@
-"""What each verb of ``scaleup nightly`` does; :mod:`tasks.cli` parses, this acts and prints."""
+"""What each verb of ``scaleup nightly`` does; :mod:`tasks.cli.night_options` parses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from argparse import Namespace
 from pathlib import Path
 
 from tasks.errors import ScaleupError
+
+
+def nightly(options: Namespace) -> int:
+    """Do one of the verbs of the nightly runs."""
+    verbs = {
+        "run": run, "status": status, "report": report, "accept": accept, "import": import_, "export": export,
+    }  # fmt: skip
+    return verbs[options.verb](options)
 
 
 def run(options: Namespace) -> int:
@@ -89,3 +97,11 @@ def _night(said: str | None) -> str:
         latest = f"the newest is {known[-1]}" if known else "there is none yet; begin with: scaleup nightly run"
         raise ScaleupError(f"no night {said or ''} is known here; {latest}".replace("  ", " "))
     return str(said)
+
+
+def ack(options: Namespace) -> int:
+    """Quiet an open incident."""
+    from tasks.nightly import incidents
+
+    print(incidents.acknowledge(options.incident, options.because, options.by))
+    return 0
