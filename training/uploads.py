@@ -64,9 +64,7 @@ class Uploads:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            _say(
-                f"the store did not take the last checkpoint in {self._patience:.0f} s; it lies in the stage's folder"
-            )
+            _say(f"the store did not take the last checkpoint in {self._patience:.0f} s; it lies in the stage's folder")
         self._reader.join()
 
     def _read(self, process: subprocess.Popen[str]) -> None:
