@@ -7,7 +7,7 @@ import pytest
 SHARED = ("airflow", "slurm")  # one real service for all tests that need it, so one worker
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the tests' names
+@pytest.hookimpl(wrapper=True)  # so before xdist, which writes the groups into the tests' names as early as it can
 def pytest_collection_modifyitems(config, items):
     """Give each test its group: tests of one group run one after the other, on one worker.
 
@@ -24,6 +24,9 @@ def pytest_collection_modifyitems(config, items):
         items.sort(key=lambda item: rank.get(_group(item), last))
     else:
         items.sort(key=lambda item: _group(item) == "airflow")
+    yield
+    if workers and not all("@" in item.nodeid for item in items):
+        raise pytest.UsageError("this pytest-xdist does not group tests by xdist_group: modules would be torn apart")
 
 
 def _shared(item):
