@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from running import until
 from trained import order, records, span, steps, tensors
 
-from training import train
+from training import torchrun, train
 from training.processes import Started
 
 
@@ -92,3 +93,28 @@ def test_without_torchruns_variables_nobody_started_us(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")  # alone it says nothing: schedulers set it, too
     assert Started.found() is None
     assert "RANK" not in os.environ
+
+
+def test_processes_meet_at_a_port_that_the_kernel_hands_out_to_nobody(tmp_path):
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    rendezvous = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "--rdzv-id=meet")
+    show = ("--no-python", "sh", "-c", "echo met at $MASTER_PORT")
+    with started.agents(started.Agent(started.OURS, tmp_path, "--nnodes=1", *rendezvous, program=show)) as (agent,):
+        code, said = agent.end()
+    assert code == 0, said
+    (port,) = [int(line.rsplit(" ", 1)[1]) for line in said.splitlines() if line.startswith("met at ")]
+    assert 15_000 <= port < lowest
+
+
+def test_a_port_to_meet_at_is_free_and_any_free_one_where_the_kernel_hands_out_all(tmp_path, monkeypatch):
+    handed_out = tmp_path / "range"
+    monkeypatch.setattr(torchrun, "_HANDED_OUT", str(handed_out))
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(torchrun, "_LOWEST", port)
+        handed_out.write_text(f"{port + 1}\t65535\n")  # which leaves the taken one alone
+        assert torchrun.meeting_port() not in (0, port)
+    for text in ("1024 65535", "not a number"):
+        handed_out.write_text(text)
+        assert torchrun.meeting_port() > 0
